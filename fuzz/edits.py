@@ -1,0 +1,163 @@
+"""Changes to the tree under test, as plain values: fixes, mutants and controls.
+
+A `SourceEdit` rewrites one expression in a function's own source as it is loaded; a
+`Replacement` puts a function of ours in its place. Both are JSON values, so that an
+isolated process can apply them too. `applied` puts everything back at its end.
+"""
+
+import hashlib
+import importlib
+import inspect
+import linecache
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+
+class EditError(Exception):
+    """An edit that does not fit the tree; says which function and what it lacks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceEdit:
+    """This text becomes that one, once, in a function's own source.
+
+    Attributes:
+        modules: Where the function may live, first found wins (releases move code).
+        function: Qualified name: ``function`` or ``Class.method``.
+        old: Exact source text, found exactly once.
+        new: What takes its place.
+    """
+
+    modules: tuple[str, ...]
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """A function of ours in a function's place.
+
+    Attributes:
+        modules: Where the function may live, first found wins.
+        function: Qualified name: ``function`` or ``Class.method``.
+        implementation: ``module:name`` of ours, called with the original's arguments.
+    """
+
+    modules: tuple[str, ...]
+    function: str
+    implementation: str
+
+
+Edit = SourceEdit | Replacement
+
+
+def _located(modules: tuple[str, ...], function: str) -> tuple[ModuleType, Any, Any]:
+    """The module, the holder (module or class) and the current value of a function."""
+    for name in modules:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not name.startswith(error.name):
+                raise
+            continue
+        holder: Any = module
+        *classes, last = function.split(".")
+        for part in classes:
+            holder = getattr(holder, part, None)
+        if holder is not None and last in vars(holder):
+            return module, holder, vars(holder)[last]
+    raise EditError(
+        f"no function {function!r} in {', '.join(modules)} of this tree; "
+        "name the module where this release keeps it"
+    )
+
+
+def function_source(modules: tuple[str, ...], function: str) -> str:
+    """Dedented source of a function of the tree, decorators included.
+
+    Raises:
+        EditError: When no module has it.
+    """
+    _, _, current = _located(modules, function)
+    return textwrap.dedent(inspect.getsource(_plain(current)))
+
+
+def _plain(value: Any) -> Any:
+    """The Python function inside a staticmethod, classmethod or Triton JIT object."""
+    if isinstance(value, staticmethod | classmethod):
+        value = value.__func__
+    return getattr(value, "fn", value)
+
+
+def _recompiled(module: ModuleType, function: str, source: str) -> Any:
+    """Run a function's new source in its module's namespace; give what it defines."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    filename = f"<edited {module.__name__}:{function} {digest}>"
+    # Triton and inspect read a function's source through linecache.
+    lines = source.splitlines(keepends=True)
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    defined: dict[str, Any] = {}
+    exec(compile(source, filename, "exec"), module.__dict__, defined)
+    return defined[function.rsplit(".", 1)[-1]]
+
+
+def _edited(edit: SourceEdit) -> tuple[Any, Any, Any]:
+    module, holder, current = _located(edit.modules, edit.function)
+    source = function_source(edit.modules, edit.function)
+    count = source.count(edit.old)
+    if count != 1:
+        raise EditError(
+            f"{edit.function} of {module.__name__} holds the text {edit.old!r} "
+            f"{count} times; an edit needs it exactly once"
+        )
+    new = _recompiled(module, edit.function, source.replace(edit.old, edit.new))
+    return holder, current, new
+
+
+def _replaced(edit: Replacement) -> tuple[Any, Any, Any]:
+    _, holder, current = _located(edit.modules, edit.function)
+    home, _, name = edit.implementation.partition(":")
+    implementation: Any = getattr(importlib.import_module(home), name)
+    if isinstance(current, staticmethod | classmethod):
+        implementation = type(current)(implementation)
+    return holder, current, implementation
+
+
+@contextmanager
+def applied(*edits: Edit) -> Iterator[None]:
+    """Apply edits to the loaded tree, in order, and undo them at the end.
+
+    A module-level function is changed in every loaded module that imported it by
+    name, so that its callers see the change.
+
+    Raises:
+        EditError: When an edit does not fit this tree; nothing stays changed.
+    """
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for edit in edits:
+            made = _edited(edit) if isinstance(edit, SourceEdit) else _replaced(edit)
+            holder, current, new = made
+            last = edit.function.rsplit(".", 1)[-1]
+            holders = [holder]
+            if isinstance(holder, ModuleType):
+                holders += [
+                    module
+                    for module in list(sys.modules.values())
+                    if module is not None
+                    and module is not holder
+                    and getattr(module, "__dict__", {}).get(last) is current
+                ]
+            for each in holders:
+                undo.append((each, last, current))
+                setattr(each, last, new)
+        yield
+    finally:
+        for each, last, current in reversed(undo):
+            setattr(each, last, current)

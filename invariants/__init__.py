@@ -1,0 +1,1 @@
+"""What must hold: cases, observations, reference models and their judgements."""

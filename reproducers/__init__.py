@@ -1,0 +1,1 @@
+"""Saved faults: the smallest case, the fixed implementation, and their replay."""

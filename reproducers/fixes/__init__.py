@@ -1,0 +1,1 @@
+"""Fixed implementations, one module a target."""

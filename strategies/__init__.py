@@ -1,0 +1,1 @@
+"""What may happen: Hypothesis strategies that draw cases."""
