@@ -1,0 +1,1 @@
+"""Running vLLM under test: trees, targets, properties and profiles."""
