@@ -103,7 +103,7 @@ def _recompiled(module: ModuleType, function: str, source: str) -> Any:
     lines = source.splitlines(keepends=True)
     linecache.cache[filename] = (len(source), None, lines, filename)
     defined: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), module.__dict__, defined)
+    exec(compile(source, filename, "exec"), module.__dict__, defined)  # noqa: S102 (the tree's own source, edited)
     return defined[function.rsplit(".", 1)[-1]]
 
 
@@ -161,3 +161,20 @@ def applied(*edits: Edit) -> Iterator[None]:
     finally:
         for each, last, current in reversed(undo):
             setattr(each, last, current)
+
+
+def fitting(edits: tuple[SourceEdit, ...]) -> SourceEdit:
+    """The first of several alternatives that fits the loaded tree.
+
+    Raises:
+        EditError: When none does; tells why each does not.
+    """
+    reasons = []
+    for edit in edits:
+        try:
+            _edited(edit)
+        except EditError as error:
+            reasons.append(str(error))
+        else:
+            return edit
+    raise EditError("no edit fits this tree: " + "; ".join(reasons))

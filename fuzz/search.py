@@ -65,7 +65,7 @@ class _Round:
     """One Hypothesis run: counts what happens before the first fault, and shrinks."""
 
     judge: Judge
-    silenced: frozenset[FaultKey]
+    silenced: frozenset[str]
     shrink_cases: int
     on_case: Callable[[], None]
     on_fault: Callable[[Fault], None]
@@ -105,7 +105,7 @@ class _Round:
     def _raise_fault(self, case: object, judgement: Judgement) -> None:
         for violation in judgement.violations:
             key = violation.key
-            if key in self.silenced:
+            if key.id in self.silenced:
                 continue
             if key not in self.types:
                 self.types[key] = type(f"Fault_{key.id}", (FaultFound,), {})
@@ -165,11 +165,11 @@ def search(
     judge: Judge,
     seed: int,
     budget: int,
-    silenced: frozenset[FaultKey] = frozenset(),
+    silenced: frozenset[str] = frozenset(),
     shrink_cases: int = 1_000,
     first_only: bool = False,
     on_case: Callable[[], None] = lambda: None,
-    on_fault: Callable[[Fault], None] = lambda fault: None,
+    on_fault: Callable[[Fault], None] = lambda _: None,
 ) -> SearchResult:
     """Search one property until its budget of cases is spent.
 
@@ -178,7 +178,7 @@ def search(
         judge: Runs a case and judges what it observed.
         seed: Same seed, same strategy, same tree: same cases and verdicts.
         budget: Cases to run, those of shrinking left out.
-        silenced: Faults that do not raise, for they are known.
+        silenced: Ids of faults that do not raise, for they are known.
         shrink_cases: Cases that shrinking may run, per round; 0 for no shrinking.
         first_only: End at the first round that finds something.
         on_case: Called after each case of the search.
@@ -197,7 +197,7 @@ def search(
     while spent < budget and not (faults and first_only):
         round_ = _Round(
             judge=judge,
-            silenced=silenced | {fault.violation.key for fault in faults},
+            silenced=silenced | {fault.violation.key.id for fault in faults},
             shrink_cases=shrink_cases,
             on_case=on_case,
             on_fault=on_fault,

@@ -5,7 +5,6 @@ survives its death; the report is a fold over all lines, in any order.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Literal
 
@@ -174,6 +173,17 @@ class Skipped(_Event, frozen=True, kw_only=True, tag="skipped"):
     reason: str
 
 
+class Absent(_Event, frozen=True, kw_only=True, tag="absent"):
+    """The tree has no such code path: said by the target, and no fault of the run.
+
+    Attributes:
+        reason: In the target's own words.
+    """
+
+    target: str
+    reason: str
+
+
 class Problem(_Event, frozen=True, kw_only=True, tag="problem"):
     """Something that keeps the run from telling: exit 2."""
 
@@ -196,6 +206,7 @@ Event = (
     | Replayed
     | ControlFinished
     | Skipped
+    | Absent
     | Problem
     | RunFinished
 )

@@ -1,0 +1,368 @@
+"""One process's share of a run: searches shards and controls, writes events.
+
+A `Worker` is the process: it activates the tree once and keeps the event log. A
+`Campaign` is one shard of one property, handed to the property as a pytest fixture.
+"""
+
+import importlib
+import math
+import pkgutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import msgspec
+
+from fuzz import rooms as rooms_module
+from fuzz.canary import search_canary, sings
+from fuzz.edits import fitting
+from fuzz.execution import Executor
+from fuzz.profiles import Profile, derived_seed
+from fuzz.rooms import Rooms
+from fuzz.runtime import Control
+from fuzz.search import Fault, SearchResult, search
+from fuzz.trees import Tree
+from invariants.model import Judgement, Origin, encode
+from reports.events import (
+    ControlFinished,
+    Event,
+    EventLog,
+    Found,
+    Progress,
+    ShardFinished,
+    Skipped,
+    WorkerStarted,
+)
+
+PROGRESS_INTERVAL_S = 0.5
+
+
+class TargetAbsent(Exception):
+    """The tree has no such code path; says what is missing."""
+
+
+class NewFaults(Exception):
+    """A shard found faults that break the run: all of them, saved already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What every process of a run knows.
+
+    Attributes:
+        silenced: Ids of faults in the ledger: judged by replay, not searched for.
+        stop_unix_s: When a profile with a wall-clock budget ends.
+        workers: How many processes share that budget.
+        shards_total: How many shards share it.
+    """
+
+    id: str
+    folder: Path
+    profile: Profile
+    seed: int
+    tree: Tree
+    strict: bool = False
+    target_folders: tuple[Path, ...] = ()
+    silenced: frozenset[str] = frozenset()
+    workers: int = 1
+    shards_total: int = 1
+
+    def to_json(self) -> str:
+        """A form that crosses to another process."""
+        return msgspec.json.encode(self, enc_hook=str).decode()
+
+    @staticmethod
+    def from_json(text: str) -> "Run":
+        """Read what `to_json` wrote."""
+        return msgspec.json.decode(
+            text, type=Run, dec_hook=lambda kind, value: kind(value)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What became of a fault: where its reproducer lies, and what its fix does."""
+
+    path: str
+    fix: str
+
+
+SaveFault = Callable[["Worker", Rooms, Fault], Saved]
+
+
+class Worker:
+    """A process of a run. Starts lazily: collection must not import torch or vLLM."""
+
+    def __init__(self, run: Run, *, name: str, save: SaveFault) -> None:
+        self.run = run
+        self.name = name
+        self._save = save
+        self._executor: Executor | None = None
+        self._log: EventLog | None = None
+        for folder in run.target_folders:
+            rooms_module.add_folder(folder)
+
+    def write(self, event: Event) -> None:
+        """Append an event to this process's file."""
+        if self._log is None:
+            self._log = EventLog(self.run.folder / f"events-{self.name}.jsonl")
+        self._log.write(event)
+
+    @property
+    def executor(self) -> Executor:
+        """The executor; activates the tree and imports every room at first use."""
+        if self._executor is None:
+            started = time.monotonic()
+            self._executor = Executor(
+                self.run.tree, target_folders=self.run.target_folders
+            )
+            import_rooms()
+            startup_s = time.monotonic() - started
+            self.write(WorkerStarted(worker=self.name, startup_s=startup_s))
+        return self._executor
+
+    def judge(
+        self, rooms: Rooms, *, edits: tuple[object, ...] = ()
+    ) -> Callable[[object], Judgement]:
+        """A function that runs a case of a target and judges what it observed."""
+        executor = self.executor
+        return lambda case: executor.judge(rooms, case, edits=edits)
+
+    def present(self, target: str) -> Rooms:
+        """The rooms of a target that this tree has.
+
+        Raises:
+            TargetAbsent: When the tree has no such code path.
+        """
+        rooms = rooms_module.load(target)
+        _ = self.executor
+        reason = rooms_module.target_module(target).absent()
+        if reason is not None:
+            raise TargetAbsent(reason)
+        return rooms
+
+    def found(self, source: str, rooms: Rooms, fault: Fault) -> None:
+        """Report a fault at once, as first seen; save it when it is shrunk."""
+        saved = (
+            self._save(self, rooms, fault) if fault.shrunk else Saved(path="", fix="")
+        )
+        self.write(_found_event(source, fault, saved))
+
+    def close(self) -> None:
+        """End child processes and close the log."""
+        if self._executor is not None:
+            self._executor.close()
+        if self._log is not None:
+            self._log.close()
+
+
+def _found_event(source: str, fault: Fault, saved: Saved) -> Found:
+    violation = fault.violation
+    return Found(
+        source=source,
+        id=violation.key.id,
+        invariant=violation.invariant,
+        target=violation.target,
+        origin=violation.origin,
+        site=violation.site,
+        exception=violation.exception,
+        message=violation.message,
+        evidence=dict(violation.evidence),
+        case=encode(fault.case),
+        shrunk=fault.shrunk,
+        saved=saved.path,
+        fix=saved.fix,
+    )
+
+
+def import_rooms() -> None:
+    """Import every module of every room.
+
+    Hypothesis draws constants from the local modules that are loaded, so all processes
+    must have loaded the same ones before their first draw.
+    """
+    for room in ("invariants", "strategies", "fuzz", "reproducers", "reports"):
+        package = importlib.import_module(room)
+        _import_below(package)
+
+
+def _import_below(package: ModuleType) -> None:
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        last = module.name.rsplit(".", 1)[-1]
+        if not last.startswith(("test_", "__main__")):
+            importlib.import_module(module.name)
+
+
+class _Pace:
+    """Counts cases and tells of them at most twice a second."""
+
+    def __init__(self, worker: Worker, shard: str) -> None:
+        self._worker = worker
+        self._shard = shard
+        self._cases = 0
+        self._told = time.monotonic()
+
+    def __call__(self) -> None:
+        self._cases += 1
+        if time.monotonic() - self._told >= PROGRESS_INTERVAL_S:
+            self.tell()
+
+    def tell(self) -> None:
+        if self._cases:
+            self._worker.write(Progress(shard=self._shard, cases=self._cases))
+        self._cases = 0
+        self._told = time.monotonic()
+
+
+class Campaign:
+    """One shard of one property."""
+
+    def __init__(self, worker: Worker, *, index: int) -> None:
+        self._worker = worker
+        self._index = index
+
+    def search(self, target: str, *, origin: Origin, share: float = 1.0) -> None:
+        """Search this shard for faults of a target that are not in the ledger.
+
+        Faults on contract input are told and saved, but fail a strict run only.
+
+        Args:
+            target: The target's name.
+            origin: Which cases are drawn.
+            share: Fraction of the profile's cases, for slow targets.
+
+        Raises:
+            TargetAbsent: When the tree has no such code path.
+            NewFaults: When it found faults that break the run.
+        """
+        worker, run = self._worker, self._worker.run
+        shard = f"{target}/{origin}/{self._index}"
+        try:
+            rooms = worker.present(target)
+        except TargetAbsent as error:
+            worker.write(Skipped(what=shard, reason=f"absent: {error}"))
+            raise
+        budget = math.ceil(run.profile.cases * share / run.profile.shards)
+        stop = self._stop_time()
+        results: list[SearchResult] = []
+        while not results or time.monotonic() < stop:
+            pace = _Pace(worker, shard)
+            results.append(
+                search(
+                    cases=rooms.cases(origin=origin),
+                    judge=worker.judge(rooms),
+                    seed=derived_seed(run.seed, shard, len(results)),
+                    budget=budget,
+                    silenced=run.silenced
+                    | {f.violation.key.id for r in results for f in r.faults},
+                    shrink_cases=_shrink_cases(run.profile, share),
+                    on_case=pace,
+                    on_fault=lambda fault: worker.found(shard, rooms, fault),
+                )
+            )
+            pace.tell()
+        worker.write(_finished(shard, results))
+        if origin == "wired" or run.strict:
+            faults = [fault for result in results for fault in result.faults]
+            if faults:
+                raise NewFaults("\n".join(_line(fault) for fault in faults))
+
+    def _stop_time(self) -> float:
+        """When to begin no further repetition; a moment past for most profiles."""
+        run = self._worker.run
+        if run.profile.minutes is None:
+            return 0.0
+        slice_s = run.profile.minutes * 60 * run.workers / max(1, run.shards_total)
+        return time.monotonic() + slice_s
+
+
+def _line(fault: Fault) -> str:
+    violation = fault.violation
+    return f"{violation.key.id} {violation.invariant}: {violation.message}"
+
+
+def _shrink_cases(profile: Profile, share: float) -> int:
+    return max(50, math.ceil(profile.shrink_cases * min(1.0, math.sqrt(share))))
+
+
+def _finished(shard: str, results: list[SearchResult]) -> ShardFinished:
+    judged: Counter[str] = sum((each.judged for each in results), start=Counter())
+    labels: Counter[str] = sum((each.labels for each in results), start=Counter())
+    return ShardFinished(
+        shard=shard,
+        cases=sum(result.cases for result in results),
+        judged=dict(sorted(judged.items())),
+        labels=dict(sorted(labels.items())),
+        seconds=sum(result.seconds for result in results),
+    )
+
+
+def find_controls(worker: Worker, target: str) -> bool:
+    """Look for every planted fault of a target; a run that misses one is void."""
+    try:
+        rooms = worker.present(target)
+    except TargetAbsent as error:
+        worker.write(Skipped(what=f"control/{target}", reason=f"absent: {error}"))
+        return True
+    controls: tuple[Control, ...] = rooms_module.target_module(target).CONTROLS
+    spent, missed = 0, []
+    for control in controls:
+        result = _find_control(worker, rooms, control)
+        spent += result.cases
+        if not result.faults:
+            missed.append(f"{control.name}: not found within {control.cases} cases")
+    if not controls:
+        missed.append("the target plants none; add one to its CONTROLS")
+    worker.write(
+        ControlFinished(
+            name=target, found=not missed, cases=spent, message="; ".join(missed)
+        )
+    )
+    return not missed
+
+
+def _find_control(worker: Worker, rooms: Rooms, control: Control) -> SearchResult:
+    edits = (fitting(control.edits),) if control.edits else ()
+    judge = worker.judge(rooms, edits=edits)
+
+    def only_planted(case: object) -> Judgement:
+        judgement = judge(case)
+        planted = tuple(
+            violation
+            for violation in judgement.violations
+            if violation.invariant == control.invariant
+        )
+        return Judgement(
+            judged=judgement.judged, violations=planted, labels=judgement.labels
+        )
+
+    cases = (
+        rooms.cases(origin=control.origin) if control.edits else rooms.control_cases()
+    )
+    return search(
+        cases=cases,
+        judge=only_planted,
+        seed=derived_seed(worker.run.seed, "control", control.name),
+        budget=control.cases,
+        silenced=worker.run.silenced,
+        shrink_cases=0,
+        first_only=True,
+    )
+
+
+def find_canary(worker: Worker) -> bool:
+    """Look for the property that is always false."""
+    result = search_canary(derived_seed(worker.run.seed, "canary"))
+    found = sings(result)
+    worker.write(
+        ControlFinished(
+            name="canary",
+            found=found,
+            cases=result.cases,
+            message="" if found else f"not found and shrunk: {result.faults}",
+        )
+    )
+    return found

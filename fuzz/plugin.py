@@ -1,0 +1,298 @@
+"""The pytest plugin: options, shards, xdist, and the report at the end.
+
+It is armed only when `fuzz/` is among what pytest was asked to run. The controller
+resolves the tree and folds the events; workers run shards and write events to files.
+State lives in `config.stash`; nothing needs the controller to survive.
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fuzz import rooms
+from fuzz.campaign import Campaign, NewFaults, Run, TargetAbsent, Worker
+from fuzz.controller import FINDING, Controller, SavedFaults
+from fuzz.profiles import PROFILES, Profile, run_seed
+from fuzz.trees import Tree, TreeError, resolve
+from reports import store
+
+SAVED_FAULTS = pytest.StashKey[SavedFaults]()
+WORKER = pytest.StashKey[Worker]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of `pytest fuzz/`; the same names work in every command."""
+    group = parser.getgroup("kvfuzz", "fuzzing vLLM's KV-cache code")
+    group.addoption(
+        "--vllm",
+        metavar="TREE",
+        help="what is under test: a release (0.20.1), 'installed', or the path of a "
+        "checkout or unpacked tree; default: $KVFUZZ_VLLM or the newest verified one",
+    )
+    group.addoption(
+        "--vllm-patches",
+        metavar="DIR",
+        type=Path,
+        help="apply a patch series (DIR/series or DIR/*.patch) to a copy of the tree",
+    )
+    group.addoption(
+        "--profile",
+        choices=sorted(PROFILES),
+        default="quick",
+        help="how much to run (default: %(default)s)",
+    )
+    group.addoption("--seed", type=int, help="repeat the run of this seed")
+    group.addoption(
+        "--cases",
+        type=_positive,
+        help="cases of each property, instead of the profile's",
+    )
+    group.addoption(
+        "--minutes", type=float, help="time budget of the soak profile (default: 60)"
+    )
+    group.addoption(
+        "--num-shards",
+        type=_positive,
+        default=1,
+        help="split the run over this many machines; see --shard-id",
+    )
+    group.addoption(
+        "--shard-id", type=int, default=0, help="this machine's part, from 0"
+    )
+    group.addoption(
+        "--targets",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="a folder of targets of your own, laid out like this repository",
+    )
+    group.addoption(
+        "--strict",
+        action="store_true",
+        help="new findings on contract input break the run too",
+    )
+    group.addoption(
+        "--replay",
+        metavar="ID",
+        action="append",
+        default=[],
+        help="only replay this saved fault",
+    )
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _is_armed(config: pytest.Config) -> bool:
+    """Whether fuzz/ is among what pytest was asked to run."""
+    if config.option.collectonly or config.option.help or config.option.version:
+        return False
+    room = Path(__file__).parent
+    folders = [
+        Path(config.invocation_params.dir, arg.split("::")[0]).resolve()
+        for arg in config.args
+    ]
+    return any(
+        folder.is_relative_to(room) or room.is_relative_to(folder) for folder in folders
+    )
+
+
+def _chosen_profile(config: pytest.Config) -> Profile:
+    profile = PROFILES[config.getoption("--profile")]
+    cases, minutes = config.getoption("--cases"), config.getoption("--minutes")
+    if minutes is not None:
+        if profile.minutes is None:
+            raise pytest.UsageError(
+                f"--minutes is the budget of --profile soak; {profile.name} runs a "
+                "fixed number of cases (see --cases)"
+            )
+        profile = replace(profile, minutes=minutes)
+    return profile if cases is None else replace(profile, cases=cases)
+
+
+def _check_shards(config: pytest.Config, profile: Profile) -> None:
+    count, part = config.getoption("--num-shards"), config.getoption("--shard-id")
+    if not 0 <= part < count:
+        raise pytest.UsageError(
+            f"--shard-id {part} is not a part of --num-shards {count}; expected "
+            f"0 to {count - 1}"
+        )
+    if count > profile.shards:
+        raise pytest.UsageError(
+            f"--num-shards {count}: the profile {profile.name} has {profile.shards} "
+            "shards for each property; use at most as many machines"
+        )
+
+
+def _resolved(config: pytest.Config) -> Tree:
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    try:
+        return resolve(
+            config.getoption("--vllm"),
+            patches=config.getoption("--vllm-patches"),
+            progress=None if reporter is None else reporter.write_line,
+        )
+    except TreeError as error:
+        pytest.exit(f"kvfuzz: {error}", returncode=2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options; in a worker, take the run from the controller."""
+    for folder in config.getoption("--targets"):
+        try:
+            rooms.add_folder(folder)
+        except rooms.RoomsError as error:
+            raise pytest.UsageError(str(error)) from error
+        config.args.append(str(folder / "fuzz"))
+    if not _is_armed(config):
+        return
+    profile = _chosen_profile(config)
+    _check_shards(config, profile)
+    known = config.stash[SAVED_FAULTS].ids()
+    for fault_id in config.getoption("--replay"):
+        if fault_id not in known:
+            raise pytest.UsageError(
+                f"--replay {fault_id}: no such saved fault; "
+                f"saved are: {', '.join(known) or 'none'}"
+            )
+    # Shards are few and long: hand them out one at a time.
+    if getattr(config.option, "maxschedchunk", 1) is None:
+        config.option.maxschedchunk = 1
+    worker_input = getattr(config, "workerinput", None)
+    if worker_input is not None:
+        run = Run.from_json(worker_input["kvfuzz"])
+        _add_worker(config, run, f"{worker_input['workerid']}-{os.getpid()}")
+
+
+def _add_worker(config: pytest.Config, run: Run, name: str) -> None:
+    save = config.stash[SAVED_FAULTS].save
+    config.stash[WORKER] = Worker(run, name=name, save=save)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """In the controller: resolve the tree and open the run's folder."""
+    config = session.config
+    if not _is_armed(config) or hasattr(config, "workerinput"):
+        return
+    profile = _chosen_profile(config)
+    tree = _resolved(config)
+    seed = run_seed(profile, given=config.getoption("--seed"))
+    folder = store.new_run_folder()
+    silenced = {
+        record.id
+        for record in config.stash[SAVED_FAULTS].ledger(tree.version)
+        if record.expected != "fixed"
+    }
+    run = Run(
+        id=folder.name,
+        folder=folder,
+        profile=profile,
+        seed=seed,
+        tree=tree,
+        strict=config.getoption("--strict"),
+        target_folders=tuple(config.getoption("--targets")),
+        silenced=frozenset(silenced),
+        workers=len(getattr(config.option, "tx", None) or [1]),
+    )
+    controller = Controller(config, run, saved=config.stash[SAVED_FAULTS])
+    config.pluginmanager.register(controller, "kvfuzz-controller")
+    _add_worker(config, run, f"main-{os.getpid()}")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One test for each shard, saved fault and control; nothing heavy is imported."""
+    config = metafunc.config
+    if "campaign" in metafunc.fixturenames:
+        profile = _chosen_profile(config)
+        count, part = config.getoption("--num-shards"), config.getoption("--shard-id")
+        indices = [index for index in range(profile.shards) if index % count == part]
+        ids = [f"shard{index}" for index in indices]
+        metafunc.parametrize("campaign", indices, ids=ids, indirect=True)
+    if "saved" in metafunc.fixturenames:
+        metafunc.parametrize("saved", config.stash[SAVED_FAULTS].ids())
+    if "control" in metafunc.fixturenames:
+        metafunc.parametrize("control", ("canary", *rooms.discover()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Saved faults first, then controls, then the search; `--replay` keeps its own."""
+    wanted = config.getoption("--replay")
+    if wanted:
+        kept = {f"test_saved[{fault_id}]" for fault_id in wanted}
+        others = [item for item in items if item.name not in kept]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item.name in kept]
+    order = ("test_saved", "test_control")
+
+    def place(item: pytest.Item) -> int:
+        name = item.name.split("[")[0]
+        return order.index(name) if name in order else len(order)
+
+    items.sort(key=place)
+
+
+@pytest.fixture
+def worker(pytestconfig: pytest.Config) -> Worker:
+    """This process's share of the run."""
+    return pytestconfig.stash[WORKER]
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest, worker: Worker) -> Campaign:
+    """One shard of a property."""
+    return Campaign(worker, index=request.param)
+
+
+@pytest.fixture
+def replay_saved(
+    request: pytest.FixtureRequest, worker: Worker, pytestconfig: pytest.Config
+) -> Any:
+    """A function that replays a saved fault and fails when that is news."""
+
+    def replay(fault_id: str) -> None:
+        replayed = pytestconfig.stash[SAVED_FAULTS].replay(worker, fault_id)
+        worker.write(replayed)
+        news = replayed.outcome == "ERRORED" or (
+            replayed.outcome == "REPRODUCED" and fault_id not in worker.run.silenced
+        )
+        if replayed.outcome == "NOT_APPLICABLE":
+            pytest.skip(replayed.message)
+        if news:
+            request.node.user_properties.append(FINDING)
+            pytest.fail(f"{replayed.outcome}: {replayed.message}", pytrace=False)
+
+    return replay
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
+    """New faults fail their test briefly; an absent target skips it by name."""
+    try:
+        return (yield)
+    except TargetAbsent as error:
+        pytest.skip(f"absent in this tree: {error}")
+    except NewFaults as error:
+        pyfuncitem.user_properties.append(FINDING)
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End this process's children."""
+    worker = session.config.stash.get(WORKER, None)
+    if worker is not None:
+        worker.close()
