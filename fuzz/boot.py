@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 PLATFORMS = ("cpu",)
 TRITON_MODES = ("jit", "interpret")
 
-# TRITON_CACHE_AUTOTUNING: vLLM's env_override turns it on, and made-up timings would be
-# written to the user's Triton cache. VLLM_TARGET_DEVICE names the platform from 0.28 on.
+# TRITON_CACHE_AUTOTUNING: vLLM's env_override turns it on, and made-up timings would
+# enter the user's Triton cache. VLLM_TARGET_DEVICE names the platform from 0.28 on.
 # VLLM_PLUGINS="" admits no plugin of the environment, which could change the platform.
 FIXED_ENVIRONMENT = {
     "TRITON_CACHE_AUTOTUNING": "0",
@@ -117,7 +117,7 @@ def _prepared_as() -> tuple[str, str] | None:
 
 
 def _set_triton_mode(mode: str) -> None:
-    """Choose JIT or interpreter; Triton decides at each decorator, from the environment.
+    """Choose JIT or interpreter, which Triton asks the environment at each decorator.
 
     Its own library functions are decorated when it is imported, so that the mode of a
     process is fixed from then on.
@@ -200,8 +200,8 @@ def _describe_missing_gpu() -> None:
 
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
-        torch.cuda.get_device_name = lambda _device=None: "NVIDIA H100 (a stub)"
-        torch.cuda.get_device_capability = lambda _device=None: (9, 0)
+        torch.cuda.get_device_name = lambda device=None: "NVIDIA H100 (a stub)"  # noqa: ARG005
+        torch.cuda.get_device_capability = lambda device=None: (9, 0)  # noqa: ARG005
 
 
 def _install_stub_driver() -> None:
