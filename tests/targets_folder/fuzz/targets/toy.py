@@ -1,0 +1,161 @@
+"""Runs the tree's `vllm.toy.add`, and misbehaves as the case says.
+
+Isolated, for most of the deeds end the process or do it harm.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from invariants.toy import Case, Observation
+from vllm import toy
+
+from fuzz.edits import SourceEdit
+from fuzz.runtime import Control, Runtime
+
+RUNTIME = Runtime(isolated=True, timeout_s=2.0, memory_bytes=1 << 30)
+
+CONTROLS = (
+    Control(
+        name="toy: one too much",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=("vllm.toy",),
+                function="add",
+                old="left + right",
+                new="left + right + 1",
+            ),
+        ),
+        invariant="TOY-SUM",
+        cases=10,
+    ),
+)
+
+# What earlier cases of this process left behind: poison kills the next case that does
+# nothing else, a stain makes its sum wrong.
+harm: set[str] = set()
+
+
+def absent() -> str | None:
+    """The toy tree always has it."""
+    return None if hasattr(toy, "add") else "vllm.toy has no add"
+
+
+def run(case: Case) -> Observation:
+    """Do the deed, then add."""
+    deed = DEEDS.get(case.deed)
+    text = deed() if deed else ""
+    if case.deed == "add" and "poison" in harm:
+        _segfault()
+    total = toy.add(case.left, case.right)
+    if case.deed == "add" and "stain" in harm:
+        total += 1
+    return Observation(total=total, text=text)
+
+
+def _segfault() -> str:
+    return str(ctypes.string_at(0))
+
+
+def _exit() -> str:
+    sys.stderr.write("about to leave\n")
+    sys.stderr.flush()
+    os._exit(3)
+
+
+def _system_exit() -> str:
+    sys.exit(4)
+
+
+def _hang() -> str:
+    while True:
+        time.sleep(60)
+
+
+def _hang_in_c() -> str:
+    # PyDLL keeps the interpreter's lock, as a hung extension does.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+    return str(ctypes.PyDLL(None).sleep(600))
+
+
+def _hog() -> str:
+    kept = []
+    while True:
+        kept.append(b"x" * (16 << 20))
+
+
+def _error() -> str:
+    raise LookupError("the harness's own fault: ünïcode")
+
+
+def _noise() -> str:
+    for file in (sys.stdout, sys.stderr):
+        file.write('{"not": "a result"}\n' * 50_000)
+        file.flush()
+    os.write(1, b"\xff\x00\n")
+    return sys.stdin.read()
+
+
+def _large() -> str:
+    return "ü\n😀" * 2_000_000
+
+
+def _last_words() -> str:
+    for number in range(100_000):
+        sys.stderr.write(f"line {number}\n")
+    sys.stderr.flush()
+    os._exit(5)
+
+
+def _poison() -> str:
+    harm.add("poison")
+    return ""
+
+
+def _stain() -> str:
+    harm.add("stain")
+    return ""
+
+
+def _offspring() -> str:
+    """Two grandchildren, one of them in a session of its own."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    near = subprocess.Popen(sleeper)
+    far = subprocess.Popen(sleeper, start_new_session=True)
+    return f"{near.pid} {far.pid}"
+
+
+def _patricide() -> str:
+    os.kill(os.getppid(), signal.SIGKILL)
+    return _hang()
+
+
+def _inspect() -> str:
+    """Process ids of this process and its zygote, and its threads."""
+    native = len(list(Path("/proc/self/task").iterdir()))
+    return f"{os.getpid()} {os.getppid()} {threading.active_count()} {native}"
+
+
+DEEDS = {
+    "segfault": _segfault,
+    "exit": _exit,
+    "system_exit": _system_exit,
+    "hang": _hang,
+    "hang_in_c": _hang_in_c,
+    "hog": _hog,
+    "error": _error,
+    "noise": _noise,
+    "large": _large,
+    "last_words": _last_words,
+    "poison": _poison,
+    "stain": _stain,
+    "offspring": _offspring,
+    "patricide": _patricide,
+    "inspect": _inspect,
+}

@@ -1,0 +1,8 @@
+"""The property of the toy target."""
+
+from fuzz.campaign import Campaign
+
+
+def test_contract(campaign: Campaign) -> None:
+    """Sums of any two numbers that the contract allows."""
+    campaign.search("toy", origin="contract")
