@@ -1,0 +1,170 @@
+"""Runs a saved case again: on the tree as it is, and with its fix applied.
+
+An outcome is only given with proof: FIXED needs the real code to have run and the
+fault's own law to have been checked.
+"""
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from fuzz.execution import Executor
+from fuzz.rooms import Rooms, RoomsError, load, target_module
+from invariants.model import CaseError, FaultKey, Violation
+from reproducers.case_file import Saved
+from reproducers.fix import Fix
+from reproducers.fixing import NoFix, fitting_fix
+from reproducers.outcome import Arm, judged_arm
+from reproducers.store import STORE, read
+
+Outcome = Literal["REPRODUCED", "FIXED", "ERRORED", "NOT_APPLICABLE"]
+
+EXIT_STATUS: dict[Outcome, int] = {
+    "REPRODUCED": 1,
+    "FIXED": 0,
+    "ERRORED": 2,
+    "NOT_APPLICABLE": 0,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """What a saved case did on a tree.
+
+    Attributes:
+        message: The cause in one line.
+        fixed: The run with the fix applied; None where the fault did not show.
+        others: Violations of other laws that the same case showed, a line each.
+    """
+
+    id: str
+    outcome: Outcome
+    message: str
+    fixed: Arm | None
+    others: tuple[str, ...]
+
+    @property
+    def exit_status(self) -> int:
+        """0, 1 or 2; a fault that is gone where another shows is no clean 0."""
+        status = EXIT_STATUS[self.outcome]
+        return max(status, 1) if self.others else status
+
+
+def errored(id_: str, message: str) -> Replay:
+    """A replay that could not tell."""
+    return Replay(id=id_, outcome="ERRORED", message=message, fixed=None, others=())
+
+
+def replay(id_: str, executor: Executor, *, store: Path = STORE) -> Replay:
+    """Replay a saved fault on the executor's tree, both arms.
+
+    Anything that keeps it from telling becomes the outcome ERRORED, so that one bad
+    case does not hide the others.
+
+    Args:
+        id_: Its ID.
+        executor: With the tree activated.
+        store: Folder of saved cases.
+    """
+    try:
+        saved = read(store, id_)
+        rooms = load(saved.target)
+        case = saved.typed_case(rooms.case)
+    except (CaseError, RoomsError) as error:
+        return errored(id_, str(error))
+    if saved.invariant not in {law.id for law in rooms.invariants}:
+        return errored(
+            id_,
+            f"target {saved.target} has no invariant {saved.invariant} any more: "
+            "remove the case, or give the law its name back",
+        )
+    try:
+        return _replayed(saved, rooms, case, executor)
+    except Exception as error:  # noqa: BLE001 - what escapes is the harness's own fault
+        return errored(id_, f"{type(error).__name__}: {error}")
+
+
+def _replayed(saved: Saved, rooms: Rooms, case: Any, executor: Executor) -> Replay:
+    reason = target_module(saved.target).absent()
+    if reason is not None:
+        return Replay(
+            id=saved.id,
+            outcome="NOT_APPLICABLE",
+            message=reason,
+            fixed=None,
+            others=(),
+        )
+    broken = judged_arm(executor.judge(rooms, case), saved.key)
+    outcome: Outcome = "ERRORED"
+    fixed = None
+    if broken.status == "fails":
+        outcome = "REPRODUCED"
+        fixed = _fixed_arm(executor, rooms, case, saved.key)
+    elif broken.status == "holds":
+        outcome = "FIXED"
+    return Replay(
+        id=saved.id,
+        outcome=outcome,
+        message=broken.message,
+        fixed=fixed,
+        others=broken.others,
+    )
+
+
+def fixes_of(target: str) -> tuple[Fix, ...]:
+    """The fixes of a target; none where nobody has written its file."""
+    name = f"reproducers.fixes.{target}"
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        return ()
+    fixes: tuple[Fix, ...] = module.FIXES
+    return fixes
+
+
+def _fixed_arm(executor: Executor, rooms: Rooms, case: Any, key: FaultKey) -> Arm:
+    try:
+        fix = fitting_fix(fixes_of(rooms.name), key.site)
+    except NoFix as error:
+        return Arm(status="unfit", message=str(error))
+    arm = judged_arm(executor.judge(rooms, case, edits=fix.edits), key)
+    return Arm(
+        status=arm.status, message=f"{arm.message} ({fix.name})", others=arm.others
+    )
+
+
+def verify_fix(
+    executor: Executor, rooms: Rooms, case: Any, violation: Violation
+) -> str:
+    """Whether the fixed implementation passes on a case that broke.
+
+    The case must be clean with the fix applied, apart from faults of sites that the
+    fix does not touch and that the case shows without it too.
+
+    Args:
+        executor: With the tree activated.
+        rooms: The violation's target.
+        case: Its case.
+        violation: What the case showed.
+
+    Returns:
+        ``verified``; ``none`` where nobody has written a fix; else why it fails.
+    """
+    key = violation.key
+    try:
+        fix = fitting_fix(fixes_of(rooms.name), key.site)
+    except NoFix as error:
+        return str(error) if error.written else "none"
+    judgement = executor.judge(rooms, case, edits=fix.edits)
+    arm = judged_arm(judgement, key)
+    if arm.status != "holds":
+        return f"with the fix ({fix.name}): {arm.message}"
+    if arm.others:
+        before = {each.key for each in executor.judge(rooms, case).violations}
+        for each in judgement.violations:
+            if each.key not in before or each.site in fix.sites:
+                return f"with the fix ({fix.name}): {each.invariant}: {each.message}"
+    return "verified"

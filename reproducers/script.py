@@ -1,0 +1,234 @@
+"""Generates repro.py: one file that shows a fault on vLLM's real code, without kvfuzz.
+
+The project modules that a case needs are flattened below its case; no module of the
+target is imported for it. Same case and same sources give the same bytes.
+"""
+
+import json
+import textwrap
+from pathlib import Path
+
+import fuzz.targets
+from reproducers.case_file import Saved
+from reproducers.flatten import (
+    Source,
+    assignment,
+    check_names,
+    load,
+    needs_future_annotations,
+    ordered,
+    section,
+)
+
+WIDTH = 88
+# What the run below a script's case has no use for.
+LEFT_OUT = ("RUNTIME", "CONTROLS")
+
+ABOUT = """\
+{title}
+
+{statement}
+
+Seen:      {message}
+Severity:  {severity}
+Input:     {origin}
+Found on:  vLLM {version} (tree {digest}{patches}), torch {torch}, triton {triton},
+           Python {python}
+
+Run it with Python 3.11 or 3.12, torch, triton and vLLM; nothing else is needed, no GPU
+and no compiled vLLM either (vLLM's Python files and what they import are enough):
+
+    python repro.py                 vLLM as installed
+    python repro.py --vllm PATH     a folder that contains vllm/
+
+BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix at the end of
+this file applied in memory. Exit status: 1 when the fault shows, 0 when it does not,
+2 when neither is known.
+{killed}
+Generated from case.json and kvfuzz's sources; do not edit, but generate it anew:
+    python -m reproducers script {id}
+"""
+
+KILLED = """
+Each arm runs in a process of its own. That a process is killed (signal 11, say) is the
+expected outcome on an unfixed tree: its code uses memory that is not its own.
+"""
+
+ORIGINS = {
+    "wired": "made by vLLM's own sizing and allocation code (origin: wired)",
+    "contract": "anything that the function's documented contract allows "
+    "(origin: contract)",
+}
+
+ARMS = """\
+CASE = decode(CASE_JSON, Case)
+CLAIM = Claim(
+    key=FaultKey(
+        target={target!r},
+        invariant={invariant!r},
+        origin={origin!r},
+        site={site!r},
+        exception={exception!r},
+    ),
+    case=CASE,
+    runtime=RUNTIME,
+    judge=judge,
+)
+
+if __name__ == "__main__" and not is_arm(sys.argv[1:]):
+    sys.exit(run_both(CLAIM, sys.argv[1:]))
+"""
+
+PREPARED = """\
+put_tree_first(sys.argv[1:])
+prepare(platform=RUNTIME.platform, triton=RUNTIME.triton)
+"""
+
+ARM = """\
+if __name__ == "__main__":
+    run_arm(
+        CLAIM, sys.argv[1:], run=run, absent=absent, fixes=FIXES, home=__name__
+    )
+"""
+
+
+def project_roots() -> tuple[Path, ...]:
+    """Folders that hold the rooms: the project's, then those of users' targets."""
+    return tuple(Path(each).parents[1] for each in fuzz.targets.__path__)
+
+
+def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
+    """The text of a saved case's repro.py.
+
+    Args:
+        saved: The case.
+        roots: Folders in which project modules are looked up; all known ones when
+            left out.
+
+    Raises:
+        ScriptError: When the modules cannot stand in one file.
+    """
+    target = saved.target
+    roots = project_roots() if roots is None else roots
+    target_source = load(f"fuzz.targets.{target}", roots)
+    shared = ordered((f"invariants.{target}", "reproducers.standalone"), roots)
+    names = {source.name for source in shared}
+    run_names = ["fuzz.boot", target_source.name, *_fixes(target, roots)]
+    below = [each for each in ordered(run_names, roots) if each.name not in names]
+    boot = [each for each in below if each.name == "fuzz.boot"]
+    rest = [each for each in below if each.name != "fuzz.boot"]
+    check_names([*shared, *below])
+    parts = [
+        _docstring(
+            saved, isolated="isolated=True" in assignment(target_source, "RUNTIME")
+        )
+    ]
+    if needs_future_annotations([*shared, *below]):
+        parts.append("from __future__ import annotations\n")
+    parts.append(f'CASE_JSON = """\\\n{_quoted(json_text(saved.case))}\n"""\n')
+    parts += [section(source) for source in shared]
+    parts += [
+        _heading("The case and what is claimed of it; the first process ends here"),
+        f"{_runtime(target_source)}\n",
+        ARMS.format(
+            target=target,
+            invariant=saved.invariant,
+            origin=saved.origin,
+            site=saved.site,
+            exception=saved.exception,
+        ),
+        *(section(source) for source in boot),
+        _heading("vLLM can be imported from here on"),
+        PREPARED,
+        *(section(source, without=LEFT_OUT) for source in rest),
+        *([] if _fixes(target, roots) else ["FIXES: tuple[Fix, ...] = ()\n"]),
+        _heading("One arm, in a child process"),
+        ARM,
+    ]
+    text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
+    compile(text, f"repro.py of {saved.id}", "exec", dont_inherit=True)
+    return text
+
+
+def _fixes(target: str, roots: tuple[Path, ...]) -> tuple[str, ...]:
+    """The module of a target's fixes, where somebody has written one."""
+    relative = Path("reproducers", "fixes", f"{target}.py")
+    exists = any((root / relative).is_file() for root in roots)
+    return (f"reproducers.fixes.{target}",) if exists else ()
+
+
+def _runtime(source: Source) -> str:
+    """The target's declaration of its process, which the first process needs too."""
+    return assignment(source, "RUNTIME")
+
+
+def _heading(text: str) -> str:
+    return f"# {'-' * 76}\n# {text}.\n# {'-' * 76}"
+
+
+def _docstring(saved: Saved, *, isolated: bool) -> str:
+    found_on = saved.found_on
+    about = ABOUT.format(
+        title=f"{saved.id}: {saved.invariant} is broken at {saved.site}.",
+        statement=saved.statement,
+        message=saved.message,
+        severity=saved.severity,
+        origin=ORIGINS[saved.origin],
+        version=found_on.version,
+        digest=found_on.digest[:16],
+        patches="".join(f", patch {each}" for each in found_on.patches),
+        torch=found_on.torch,
+        triton=found_on.triton,
+        python=found_on.python,
+        killed=KILLED if isolated else "",
+        id=saved.id,
+    )
+    lines = [_wrapped(line) for line in about.splitlines()]
+    return f'"""{_quoted(chr(10).join(lines))}\n"""'
+
+
+def _wrapped(line: str) -> str:
+    printable = "".join(c if c.isprintable() else f"<{ord(c):#x}>" for c in line)
+    if len(printable) <= WIDTH:
+        return printable
+    label = len(printable) - len(printable.lstrip())
+    after = printable.find(":  ")
+    if 0 < after < 12:
+        label = 11
+    return textwrap.fill(printable, width=WIDTH, subsequent_indent=" " * label)
+
+
+def _quoted(text: str) -> str:
+    """Text that stands between triple quotes."""
+    return text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+
+
+def json_text(value: object) -> str:
+    """JSON for people: what fits a line stands on one; keys are sorted."""
+    return "\n".join(_json_lines(value, indent=0, room=WIDTH))
+
+
+def _json_lines(value: object, *, indent: int, room: int) -> list[str]:
+    """Lines of a JSON value that starts with `room` columns left on its first line."""
+    flat = json.dumps(value, sort_keys=True)
+    if len(flat) <= room or not isinstance(value, dict | list) or not value:
+        return [flat]
+    pad = " " * (indent + 2)
+    if isinstance(value, dict):
+        labelled = [(f"{json.dumps(key)}: ", value[key]) for key in sorted(value)]
+    else:
+        labelled = [("", item) for item in value]
+    lines = []
+    for label, item in labelled:
+        left = WIDTH - len(pad) - len(label) - 1
+        first, *more = _json_lines(item, indent=indent + 2, room=left)
+        lines += [f"{pad}{label}{first}", *more]
+        lines[-1] += ","
+    lines[-1] = lines[-1].removesuffix(",")
+    if isinstance(value, list) and all(isinstance(item, int) for item in value):
+        # Long lists of numbers fill their lines.
+        lines = textwrap.wrap(
+            flat[1:-1], WIDTH, initial_indent=pad, subsequent_indent=pad
+        )
+    brackets = "{}" if isinstance(value, dict) else "[]"
+    return [brackets[0], *lines, " " * indent + brackets[1]]
