@@ -11,6 +11,7 @@ import atexit
 import functools
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -99,6 +100,9 @@ def prepare(*, platform: str, triton: str) -> None:
     os.environ.update(FIXED_ENVIRONMENT)
     for name, value in DEFAULT_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    # Some releases (0.33.0) configure their logging only when a server starts, and
+    # Python prints warnings of loggers that nobody configured.
+    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     _declare_cpu_distribution()
     _hide_broken_torchvision()
     _describe_missing_gpu()
