@@ -16,116 +16,31 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Self
 
 import msgspec
 
-from fuzz.edits import Edit, Replacement, SourceEdit, applied
-from fuzz.rooms import add_folder, target_module, value_types
-from fuzz.trees import Tree, activate
+from fuzz._protocol import (
+    PACKET_BYTES,
+    Ended,
+    Failed,
+    Forked,
+    Order,
+    Ready,
+    Report,
+    Request,
+    Setup,
+    WireEdit,
+    edits_of,
+)
+from fuzz.edits import applied
+from fuzz.rooms import TargetModule, add_folder, target_module, value_types
+from fuzz.trees import activate
 from invariants.model import decode, encode
 
-# Longer reports than one packet of the control socket are cut.
-PACKET_BYTES = 60_000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-
-
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a zygote is started with, on its command line."""
-
-    control_fd: int
-    parent_pid: int
-    tree: Tree
-    platform: str
-    triton: str
-    target_folders: tuple[str, ...]
-
-    def text(self) -> str:
-        """Its JSON; paths are strings there."""
-        return msgspec.json.encode(self, enc_hook=str).decode()
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The setup that `text` gave."""
-
-        def path(kind: type[Path], value: str) -> Path:
-            return kind(value)
-
-        return msgspec.json.decode(text, type=cls, dec_hook=path)
-
-
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The tree is activated."""
-
-
-class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
-    """A child is there; its id is that of its process group too."""
-
-    pid: int
-
-
-class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
-    """A child is gone, with all that it started; its exit code, minus the signal."""
-
-    pid: int
-    exit_code: int
-
-
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The tree could not be activated, or the target not imported: a traceback."""
-
-    text: str
-
-
-Report = Ready | Forked | Ended | Failed
-
-
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Kill the child; where a target is named, fork another that can run it.
-
-    Two descriptors travel with a target: the new child's socket, and its stderr.
-    """
-
-    target: str | None
-
-
-class WireEdit(msgspec.Struct, frozen=True, kw_only=True):
-    """Exactly one of the two; a union of dataclasses has no JSON form of its own."""
-
-    source: SourceEdit | None
-    replacement: Replacement | None
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One case for a child.
-
-    Attributes:
-        case: Its JSON.
-        edits: Changes to the tree while it runs.
-    """
-
-    target: str
-    case: str
-    edits: tuple[WireEdit, ...]
-
-
-def wire_edits(edits: tuple[Edit, ...]) -> tuple[WireEdit, ...]:
-    """Edits in their JSON form."""
-    return tuple(
-        WireEdit(source=edit, replacement=None)
-        if isinstance(edit, SourceEdit)
-        else WireEdit(source=None, replacement=edit)
-        for edit in edits
-    )
-
-
-def _edits(wired: tuple[WireEdit, ...]) -> tuple[Edit, ...]:
-    found = (wire.source or wire.replacement for wire in wired)
-    return tuple(edit for edit in found if edit is not None)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -144,13 +59,13 @@ def _descendants() -> list[int]:
 class _Zygote:
     """One child at a time, its beginning and its end."""
 
-    def __init__(self, control: socket.socket, parent_pid: int) -> None:
+    def __init__(self, control: socket.socket, setup: Setup) -> None:
         self._control = control
-        self._parent_pid = parent_pid
+        self._setup = setup
         self._pid: int | None = None
         self._pidfd = -1
         # Processes that imports started, if any, are left in peace.
-        self._own = frozenset(_descendants())
+        self._own: frozenset[int] = frozenset()
 
     def serve(self) -> None:
         """Follow orders until the parent is gone."""
@@ -163,7 +78,7 @@ class _Zygote:
             ready = [fd for fd, _ in poller.poll(1_000)]
             if self._pid is not None and self._pidfd in ready:
                 self._end_child()
-            if os.getppid() != self._parent_pid:
+            if os.getppid() != self._setup.parent_pid:
                 break
             if self._control.fileno() in ready:
                 packet, fds, _, _ = socket.recv_fds(self._control, PACKET_BYTES, 2)
@@ -179,14 +94,15 @@ class _Zygote:
         if order.target is None:
             return
         try:
-            _import(order.target)
-            self._fork(fds)
+            target = _imported(order.target, self._setup)
+            self._own = frozenset(_descendants())
+            self._fork(order.target, target, fds)
         except Exception:  # noqa: BLE001 - reported whole; the parent raises it
             self._report(Failed(text=traceback.format_exc()[-PACKET_BYTES // 2 :]))
         for fd in fds:
             os.close(fd)
 
-    def _fork(self, fds: list[int]) -> None:
+    def _fork(self, name: str, target: TargetModule, fds: list[int]) -> None:
         threads = sorted(Path("/proc/self/task").iterdir())
         if len(threads) != 1:
             names = [
@@ -210,13 +126,20 @@ class _Zygote:
         pid = os.fork()
         if pid == 0:
             self._control.close()
-            _live(fds, zygote_pid)
+            _live(name, target, fds, zygote_pid)
         # Done on both sides of the fork, so that it holds for whoever comes first.
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
-        self._report(Forked(pid=pid))
+        runtime = target.RUNTIME
+        self._report(
+            Forked(
+                pid=pid,
+                timeout_s=runtime.timeout_s,
+                memory_bytes=runtime.memory_bytes,
+            )
+        )
 
     def _end_child(self) -> None:
         """Kill and reap the child with all that it started, and report its end.
@@ -244,13 +167,22 @@ class _Zygote:
             self._control.send(msgspec.json.encode(report))
 
 
-def _import(name: str) -> None:
-    """Import a target; `absent` takes along what it imports late."""
+def _imported(name: str, setup: Setup) -> TargetModule:
+    """A target, imported whole: `absent` takes along what it imports late."""
     value_types(name)
-    target_module(name).absent()
+    target = target_module(name)
+    runtime = target.RUNTIME
+    if (runtime.platform, runtime.triton) != (setup.platform, setup.triton):
+        raise RuntimeError(
+            f"target {name} needs platform {runtime.platform!r} and triton "
+            f"{runtime.triton!r}, and this isolation was made for {setup.platform!r} "
+            f"and {setup.triton!r}: make one for the target's own RUNTIME"
+        )
+    target.absent()
+    return target
 
 
-def _live(fds: list[int], zygote_pid: int) -> None:
+def _live(name: str, target: TargetModule, fds: list[int], zygote_pid: int) -> None:
     """The whole life of a child: cases until its socket is closed."""
     code = 1
     try:
@@ -263,7 +195,7 @@ def _live(fds: list[int], zygote_pid: int) -> None:
         faulthandler.enable(file=2)
         channel = socket.socket(fileno=fds[0])
         with ExitStack() as changes:
-            _answer(channel, changes)
+            _answer(channel, name, target, changes)
         code = 0
     except SystemExit as leaving:
         # What the interpreter would make of it: a case that calls exit ends it.
@@ -277,27 +209,25 @@ def _live(fds: list[int], zygote_pid: int) -> None:
         os._exit(code & 0xFF)
 
 
-def _answer(channel: socket.socket, changes: ExitStack) -> None:
+def _answer(
+    channel: socket.socket, name: str, target: TargetModule, changes: ExitStack
+) -> None:
     """Answer each request with one line: R and the observation, or E and a traceback.
 
     Edits stay applied while the same come again, for a changed kernel is compiled anew.
     """
-    types: dict[str, tuple[type[Any], Callable[[Any], Any]]] = {}
+    case_type, _ = value_types(name)
     current: tuple[WireEdit, ...] = ()
     with channel.makefile("rb") as lines:
         for line in lines:
             request = msgspec.json.decode(line, type=Request)
             try:
-                if request.target not in types:
-                    module = target_module(request.target)
-                    types[request.target] = value_types(request.target)[0], module.run
-                case_type, run = types[request.target]
                 if request.edits != current:
                     changes.close()
                     current = ()
-                    changes.enter_context(applied(*_edits(request.edits)))
+                    changes.enter_context(applied(*edits_of(request.edits)))
                     current = request.edits
-                answer = "R" + encode(run(decode(request.case, case_type)))
+                answer = "R" + encode(target.run(decode(request.case, case_type)))
             except Exception:  # noqa: BLE001 - sent whole; the parent raises it
                 text = traceback.format_exc()
                 answer = "E" + encode(text.encode(errors="replace").decode())
@@ -323,7 +253,7 @@ def _main(argument: str) -> None:
         control.send(msgspec.json.encode(Failed(text=text)))
         return
     control.send(msgspec.json.encode(Ready()))
-    _Zygote(control, setup.parent_pid).serve()
+    _Zygote(control, setup).serve()
 
 
 if __name__ == "__main__":

@@ -5,57 +5,28 @@ that runs case after case. When a child dies, the case in flight is known; wheth
 or an earlier case of that child is to blame is settled in fresh children.
 """
 
-import os
-import re
-import select
-import signal
-import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import msgspec
 
-import fuzz
-from fuzz._zygote import (
-    PACKET_BYTES,
-    Ended,
-    Failed,
-    Forked,
-    Order,
-    Ready,
-    Report,
-    Request,
-    Setup,
-    wire_edits,
-)
+from fuzz._protocol import Ready, Request, Setup, wire_edits
+from fuzz._watch import START_TIMEOUT_S, IsolationError, Zygote, ZygoteDied
 from fuzz.edits import Edit
 from fuzz.runtime import Runtime
 from fuzz.trees import Tree
 from invariants.model import Death
 
+__all__ = ["Culprit", "Isolation", "IsolationError", "Outcome"]
+
 # A child takes so many cases, which bounds the search for a culprit.
 CASES_PER_CHILD = 256
 # Restarts of a zygote that was killed, over an isolation's life.
 RESTARTS_MAX = 3
-# How often a running child's memory is looked at.
-POLL_S = 0.02
-# Starting: importing torch, the tree and a target. Ending: killing and reaping.
-START_TIMEOUT_S = 600.0
-END_TIMEOUT_S = 30.0
-STDERR_KEPT_BYTES = 16_384
-DETAIL_LINES = 12
-
-
-class IsolationError(Exception):
-    """The harness, not the tree, failed: a target's own error, or a broken zygote."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,11 +34,13 @@ class Outcome:
     """What came of a case, and what had run before it in the same process.
 
     Attributes:
+        request: The case as it was sent.
         result: The observation's JSON, or the end of the process.
         earlier: Requests that the process had answered before; empty where the
             process was fresh, so that nothing but the case can be to blame.
     """
 
+    request: Request
     result: str | Death
     earlier: tuple[Request, ...]
 
@@ -90,206 +63,6 @@ class Culprit:
     reproduced: bool
 
 
-class _ZygoteDied(Exception):
-    """The zygote is gone, and its child with it."""
-
-
-class _Child:
-    """The parent's side of a child: its socket, stderr and what it has answered."""
-
-    def __init__(
-        self,
-        pid: int,
-        *,
-        channel: socket.socket,
-        stderr_fd: int,
-        targets: frozenset[str],
-    ) -> None:
-        self.pid = pid
-        self.channel = channel
-        self.stderr_fd = stderr_fd
-        self.targets = targets
-        self.answered: list[Request] = []
-        self.exit_code: int | None = None
-        self._received = bytearray()
-        self._stderr = bytearray()
-
-    def read_stderr(self) -> None:
-        """Take what the child wrote to stderr, and keep the end of it."""
-        with suppress(BlockingIOError):
-            while chunk := os.read(self.stderr_fd, 65_536):
-                self._stderr += chunk
-                del self._stderr[:-STDERR_KEPT_BYTES]
-
-    def read_answer(self) -> bytes | None:
-        """One whole answer, None while it is not all there."""
-        with suppress(BlockingIOError, ConnectionResetError):
-            while chunk := self.channel.recv(1 << 20, socket.MSG_DONTWAIT):
-                self._received += chunk
-                if chunk.endswith(b"\n"):  # JSON has no newline of its own
-                    answer = bytes(self._received)
-                    self._received.clear()
-                    return answer
-        return None
-
-    def detail(self) -> str:
-        """The part of the child's stderr that says most about its end."""
-        self.read_stderr()
-        text = self._stderr.decode(errors="replace")
-        return _telling_lines(text)
-
-    def resident_bytes(self) -> int:
-        """Resident memory of the child's process, 0 when it is gone."""
-        try:
-            pages = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii")
-        except (FileNotFoundError, ProcessLookupError):
-            return 0
-        return int(pages.split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-    def close(self) -> None:
-        self.channel.close()
-        os.close(self.stderr_fd)
-
-
-def _telling_lines(text: str) -> str:
-    """The last lines of a stderr, or the innermost frames of a crash in it.
-
-    What differs between machines and runs (addresses, folders) is taken out, for the
-    same death must read the same.
-    """
-    _, fatal, after = text.rpartition("Fatal Python error: ")
-    lines = (fatal + after).splitlines()
-    lines = [line for line in lines if not line.startswith("Extension modules: ")]
-    lines = lines[:DETAIL_LINES] if fatal else lines[-DETAIL_LINES:]
-    kept = "\n".join(lines).strip()
-    kept = re.sub(r"0x[0-9a-f]+", "0x…", kept)
-    kept = re.sub(r'File "[^"]*/site-packages/', 'File "', kept)
-    return re.sub(r'File "/[^"]*/(?=[^/"]+/[^/"]+")', 'File "', kept)
-
-
-class _Zygote:
-    """The parent's side of one zygote process and of its present child."""
-
-    def __init__(self, setup_parts: Setup) -> None:
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close() closes it
-        self.control, theirs = socket.socketpair(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC
-        )
-        setup = msgspec.structs.replace(
-            setup_parts, control_fd=theirs.fileno(), parent_pid=os.getpid()
-        )
-        root = str(Path(fuzz.__file__).resolve().parents[1])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # -P: a `vllm` folder where the user stands must not be imported.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fuzz._zygote", setup.text()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._stderr,
-            pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,
-        )
-        theirs.close()
-        self.child: _Child | None = None
-        self.targets: frozenset[str] = frozenset()
-
-    def report(self, timeout_s: float) -> Report:
-        """The next report of the zygote.
-
-        Raises:
-            _ZygoteDied: When it is gone.
-            IsolationError: When none comes in time, or it reports a failure.
-        """
-        self.control.settimeout(timeout_s)
-        try:
-            packet = self.control.recv(PACKET_BYTES)
-        except TimeoutError as error:
-            raise IsolationError(
-                f"the isolating process said nothing for {timeout_s:.0f} s; its last "
-                f"words: {self.last_words()}"
-            ) from error
-        except ConnectionResetError as error:
-            raise _ZygoteDied from error
-        if not packet:
-            raise _ZygoteDied
-        report: Report = msgspec.json.decode(packet, type=Report)
-        if isinstance(report, Failed):
-            raise IsolationError(f"in the isolating process:\n{report.text}")
-        return report
-
-    def order(self, target: str | None, fds: Sequence[int] = ()) -> None:
-        packet = msgspec.json.encode(Order(target=target))
-        try:
-            socket.send_fds(self.control, [packet], fds)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            raise _ZygoteDied from error
-
-    def fork(self, target: str) -> _Child:
-        """A fresh child that can run the target; the present one is killed."""
-        self.drop_child()
-        ours, theirs = socket.socketpair()
-        stderr_fd, their_stderr_fd = os.pipe()
-        os.set_blocking(stderr_fd, False)
-        try:
-            self.order(target, (theirs.fileno(), their_stderr_fd))
-            report = self.report(START_TIMEOUT_S)
-        except BaseException:
-            ours.close()
-            os.close(stderr_fd)
-            raise
-        finally:
-            theirs.close()
-            os.close(their_stderr_fd)
-        assert isinstance(report, Forked), report
-        self.targets |= {target}
-        self.child = _Child(
-            report.pid, channel=ours, stderr_fd=stderr_fd, targets=self.targets
-        )
-        return self.child
-
-    def drop_child(self) -> None:
-        """Kill the child, if there is one, and wait for its end."""
-        if self.child is None:
-            return
-        if self.child.exit_code is None:
-            self.order(None)
-            self.await_end(self.child)
-        self.child.close()
-        self.child = None
-
-    def await_end(self, child: _Child) -> None:
-        report = self.report(END_TIMEOUT_S)
-        assert isinstance(report, Ended), report
-        assert report.pid == child.pid, (report, child.pid)
-        child.exit_code = report.exit_code
-
-    def last_words(self) -> str:
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - STDERR_KEPT_BYTES))
-        return _telling_lines(self._stderr.read().decode(errors="replace"))
-
-    def close(self) -> str:
-        """End the zygote and its child, and say how it ended."""
-        self.control.close()
-        try:
-            self._process.wait(timeout=END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        if self.child is not None:
-            # A zygote that was killed could not end what its child had started; the
-            # group's id is not given to others while a member of it lives.
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.child.pid, signal.SIGKILL)
-            self.child.close()
-            self.child = None
-        code = self._process.returncode
-        words = self.last_words()
-        self._stderr.close()
-        return f"signal {-code}" if code < 0 else f"exit {code}: {words}"
-
-
 class Isolation:
     """Runs cases of one tree under one runtime in child processes; one per worker.
 
@@ -297,14 +70,14 @@ class Isolation:
 
     Args:
         tree: The tree to activate.
-        runtime: Platform and Triton mode of the process, and the limits of a case.
+        runtime: Platform and Triton mode of the process; what time and memory a case
+            may take is what its target declares.
         target_folders: Folders of the user's own targets.
     """
 
     def __init__(
         self, *, tree: Tree, runtime: Runtime, target_folders: tuple[Path, ...] = ()
     ) -> None:
-        self._runtime = runtime
         self._setup = Setup(
             control_fd=-1,
             parent_pid=0,
@@ -313,7 +86,7 @@ class Isolation:
             triton=runtime.triton,
             target_folders=tuple(str(folder.resolve()) for folder in target_folders),
         )
-        self._zygote: _Zygote | None = None
+        self._zygote: Zygote | None = None
         self._restarts = 0
         self._culprits: list[Culprit] = []
         self._startup_s = 0.0
@@ -376,11 +149,11 @@ class Isolation:
         request = Request(target=target, case=case, edits=wire_edits(edits))
         result, earlier = self._answer(request, fresh=fresh)
         if not isinstance(result, Death):
-            return Outcome(result=result, earlier=earlier)
+            return Outcome(request=request, result=result, earlier=earlier)
         # Signal 9 comes from outside: from a person, or from a full machine.
         from_outside = result.cause == "signal 9"
         if not earlier and not from_outside:
-            return Outcome(result=result, earlier=())
+            return Outcome(request=request, result=result, earlier=())
         alone, _ = self._answer(request, fresh=True)
         # A reused process may also be slow or full through no fault of one case.
         damaged = result.cause.startswith(("signal ", "exit ")) and not from_outside
@@ -391,7 +164,7 @@ class Isolation:
                 symptom=result.cause,
                 shows=lambda again: isinstance(again, Death),
             )
-        return Outcome(result=alone, earlier=())
+        return Outcome(request=request, result=alone, earlier=())
 
     def blame(
         self,
@@ -466,7 +239,7 @@ class Isolation:
             zygote = self._started()
             try:
                 return self._attempt(zygote, request, fresh=fresh)
-            except _ZygoteDied as error:
+            except ZygoteDied as error:
                 how = zygote.close()
                 self._zygote = None
                 self._restarts += 1
@@ -476,13 +249,13 @@ class Isolation:
                         f"with {how}; the case it was to run: {request.case[:2_000]}"
                     ) from error
 
-    def _started(self) -> _Zygote:
+    def _started(self) -> Zygote:
         if self._zygote is None:
             began = time.monotonic()
-            zygote = _Zygote(self._setup)
+            zygote = Zygote(self._setup)
             try:
                 report = zygote.report(START_TIMEOUT_S)
-            except _ZygoteDied as error:
+            except ZygoteDied as error:
                 raise IsolationError(
                     f"the isolating process ended at its start: {zygote.close()}"
                 ) from error
@@ -495,7 +268,7 @@ class Isolation:
         return self._zygote
 
     def _attempt(
-        self, zygote: _Zygote, request: Request, *, fresh: bool
+        self, zygote: Zygote, request: Request, *, fresh: bool
     ) -> tuple[str | Death, tuple[Request, ...]]:
         child = zygote.child
         try:
@@ -503,18 +276,19 @@ class Isolation:
                 fresh
                 or child is None
                 or child.exit_code is not None
+                or child.target != request.target
                 or len(child.answered) >= CASES_PER_CHILD
-                or request.target not in child.targets
             ):
                 began = time.monotonic()
-                imported = request.target in zygote.targets
+                first = request.target not in zygote.imported
                 child = zygote.fork(request.target)
-                if not imported:
-                    self._startup_s += time.monotonic() - began
+                self._startup_s += time.monotonic() - began if first else 0.0
             earlier = tuple(child.answered)
-            answer = self._watch(zygote, child, request)
-        except KeyboardInterrupt:
-            # A child in mid-case would answer the next case with this one's result.
+            answer = zygote.answer(child, request)
+        except (ZygoteDied, IsolationError):
+            raise
+        except BaseException:
+            # A child left in mid-case would answer the next with this one's result.
             self.close()
             raise
         child.answered.append(request)
@@ -528,57 +302,3 @@ class Isolation:
                 f"on {request.case[:2_000]}\n{traceback}"
             )
         return answer[1:-1].decode(), earlier
-
-    def _watch(self, zygote: _Zygote, child: _Child, request: Request) -> bytes | Death:
-        """Send a request and wait for its answer, or for the child's end."""
-        limits = self._runtime
-        began = looked = time.monotonic()
-        poller = select.poll()
-        for fd in (child.channel, child.stderr_fd, zygote.control):
-            poller.register(fd, select.POLLIN)
-        child.channel.settimeout(limits.timeout_s)
-        # Where the child is gone, or does not read, the loop below sees it.
-        with suppress(BrokenPipeError, ConnectionResetError, TimeoutError):
-            child.channel.sendall(msgspec.json.encode(request) + b"\n")
-        while True:
-            events = dict(poller.poll(POLL_S * 1_000))
-            if child.stderr_fd in events:
-                child.read_stderr()
-            if child.channel.fileno() in events:
-                answer = child.read_answer()
-                if answer is not None:
-                    return answer
-            if zygote.control.fileno() in events:
-                zygote.await_end(child)
-                return Death(cause=_ended_by(child), detail=child.detail())
-            for fd, event in events.items():
-                if event & select.POLLHUP:
-                    poller.unregister(fd)
-            now = time.monotonic()
-            if now - began > limits.timeout_s:
-                return self._killed(
-                    zygote, child, "timed out", f"after {limits.timeout_s:g} s"
-                )
-            if now - looked >= POLL_S:
-                looked = now
-                resident = child.resident_bytes()
-                if resident > limits.memory_bytes:
-                    return self._killed(
-                        zygote,
-                        child,
-                        "memory limit",
-                        f"above {limits.memory_bytes >> 20} MiB resident",
-                    )
-
-    @staticmethod
-    def _killed(zygote: _Zygote, child: _Child, cause: str, why: str) -> Death:
-        zygote.order(None)
-        zygote.await_end(child)
-        return Death(cause=cause, detail="\n".join(filter(None, (why, child.detail()))))
-
-
-def _ended_by(child: _Child) -> str:
-    """The cause of a death, from the exit code that the zygote reported."""
-    code = child.exit_code
-    assert code is not None
-    return f"signal {-code}" if code < 0 else f"exit {code}"

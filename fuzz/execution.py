@@ -1,0 +1,194 @@
+"""Runs a target's cases where they belong: in this process, or isolated from it.
+
+What needs the platform and Triton mode that this process has, and cannot kill it, runs
+here without any detour through JSON. Everything else goes to a kept isolation.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fuzz.edits import Edit, applied
+from fuzz.isolation import Culprit, Isolation, Outcome
+from fuzz.rooms import Rooms, target_module
+from fuzz.runtime import Runtime
+from fuzz.trees import Tree, activate
+from invariants.model import Death, FaultKey, Judgement, decode, encode
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a target's cases run; no isolation means this process."""
+
+    run: Callable[[Any], Any]
+    isolation: Isolation | None
+
+
+class Executor:
+    """Runs and judges cases of any target on one tree; one per worker.
+
+    Activates the tree in this process when the first case is run. Not to be shared
+    between threads.
+
+    Args:
+        tree: The tree under test.
+        target_folders: Folders of the user's own targets, added before.
+        here: Platform and Triton mode of this process.
+    """
+
+    def __init__(
+        self,
+        *,
+        tree: Tree,
+        target_folders: tuple[Path, ...] = (),
+        here: Runtime | None = None,
+    ) -> None:
+        self._tree = tree
+        self._target_folders = target_folders
+        self._here = Runtime() if here is None else here
+        self._places: dict[str, _Place] = {}
+        self._isolations: dict[tuple[str, str], Isolation] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def isolation_startup_s(self) -> float:
+        """Seconds spent so far on starting isolating processes."""
+        return sum(each.startup_s for each in self._isolations.values())
+
+    def execute(
+        self,
+        rooms: Rooms,
+        case: object,
+        *,
+        edits: tuple[Edit, ...] = (),
+        fresh: bool = False,
+    ) -> Any:
+        """Run a case; give its observation, or the death of its process.
+
+        Args:
+            rooms: The case's target.
+            case: A value of the target's case type.
+            edits: Changes to the tree for this case.
+            fresh: Run it in a process in which no other case ran; without meaning for
+                a target that runs in this process.
+
+        Raises:
+            EditError: In this process, when an edit does not fit the tree.
+            IsolationError: See `Isolation.run`.
+            Exception: What the target raises here: a fault of the harness.
+        """
+        place = self._places.get(rooms.name) or self._settle(rooms.name)
+        if place.isolation is None:
+            if not edits:
+                return place.run(case)
+            with applied(*edits):
+                return place.run(case)
+        result = place.isolation.run(rooms.name, encode(case), edits=edits, fresh=fresh)
+        return _observation(rooms, result)
+
+    def judge(
+        self,
+        rooms: Rooms,
+        case: object,
+        *,
+        edits: tuple[Edit, ...] = (),
+        fresh: bool = False,
+        silenced: frozenset[FaultKey] = frozenset(),
+    ) -> Judgement:
+        """Run a case and judge what it observed.
+
+        A violation seen in a process in which other cases had run is returned only
+        when a fresh process shows one too; else the earlier cases are searched for the
+        one that did harm, which `take_culprits` gives.
+
+        Args:
+            rooms: As for `execute`, like the other arguments.
+            case: As there.
+            edits: As there.
+            fresh: As there.
+            silenced: Faults that are known and need no confirmation.
+
+        Raises:
+            Exception: As `execute`.
+        """
+        place = self._places.get(rooms.name) or self._settle(rooms.name)
+        if place.isolation is None:
+            return rooms.judge(case, self.execute(rooms, case, edits=edits))
+        text = encode(case)
+        outcome = place.isolation.outcome(rooms.name, text, edits=edits, fresh=fresh)
+        judgement = rooms.judge(case, _observation(rooms, outcome.result))
+        broken = {violation.key for violation in judgement.violations} - silenced
+        if not broken or not outcome.earlier:
+            return judgement
+        alone = place.isolation.run(rooms.name, text, edits=edits, fresh=True)
+        confirmed = rooms.judge(case, _observation(rooms, alone))
+        if not confirmed.violations:
+            self._blame(place.isolation, rooms, case, outcome, judgement)
+        return confirmed
+
+    def take_culprits(self) -> tuple[Culprit, ...]:
+        """Cases found since the last call to harm those that run after them."""
+        isolations = self._isolations.values()
+        return tuple(one for each in isolations for one in each.take_culprits())
+
+    def close(self) -> None:
+        """End all isolating processes; a later case starts them again."""
+        for isolation in self._isolations.values():
+            isolation.close()
+
+    def _settle(self, name: str) -> _Place:
+        """Find out where a target's cases run, which takes importing it."""
+        here = self._here
+        activate(self._tree, platform=here.platform, triton=here.triton)
+        target = target_module(name)
+        wanted = target.RUNTIME
+        process = (wanted.platform, wanted.triton)
+        isolation: Isolation | None = None
+        if wanted.isolated or process != (here.platform, here.triton):
+            isolation = self._isolations.get(process)
+            if isolation is None:
+                isolation = self._isolations[process] = Isolation(
+                    tree=self._tree,
+                    runtime=wanted,
+                    target_folders=self._target_folders,
+                )
+        place = self._places[name] = _Place(run=target.run, isolation=isolation)
+        return place
+
+    @staticmethod
+    def _blame(
+        isolation: Isolation,
+        rooms: Rooms,
+        case: object,
+        outcome: Outcome,
+        judgement: Judgement,
+    ) -> None:
+        """Look for the earlier case after which this one breaks what it broke."""
+        keys = {violation.key for violation in judgement.violations}
+
+        def shows(result: str | Death) -> bool:
+            again = rooms.judge(case, _observation(rooms, result))
+            return not keys.isdisjoint(each.key for each in again.violations)
+
+        isolation.blame(
+            outcome.earlier,
+            outcome.request,
+            symptom=", ".join(sorted(key.invariant for key in keys)),
+            shows=shows,
+        )
+
+
+def _observation(rooms: Rooms, result: str | Death) -> Any:
+    return result if isinstance(result, Death) else decode(result, rooms.observation)
