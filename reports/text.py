@@ -1,0 +1,160 @@
+"""Pieces of text that several renderings share: safe words, times, pretty cases.
+
+Causes, sites and cases come from code under test and from files, so nothing in them may
+steer a terminal or a page: control characters are shown, not sent.
+"""
+
+import json
+import textwrap
+import unicodedata
+from collections.abc import Iterator
+
+from reports.document import Finding, Report
+
+# How `invariants.model.Death.cause` begins.
+_DEATHS = ("signal ", "exit ", "timed out", "memory limit")
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control and direction characters made visible."""
+    return "".join(
+        char
+        if unicodedata.category(char) not in {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
+        else char.encode("unicode_escape").decode("ascii")
+        for char in " ".join(text.split())
+    )
+
+
+def cut(text: str, length_max: int) -> str:
+    """The text, or its beginning and an ellipsis."""
+    return text if len(text) <= length_max else text[: length_max - 1] + "…"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 shard``, ``12,400 cases``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """``9.4 s``, ``3 min 20 s``, ``7 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest_s} s"
+
+
+def headline(report: Report) -> str:
+    """Subject, profile, seed and amount of a run, in one line."""
+    tree = f"vLLM {report.tree.version}" if report.tree else "unknown tree"
+    parts = [
+        tree,
+        f"profile {report.profile}",
+        f"seed {report.seed}",
+        f"{counted(report.cases, 'case')} in "
+        + counted(sum(each.shards for each in report.properties), "shard"),
+    ]
+    if report.times.seconds is not None:
+        parts.append(duration(report.times.seconds))
+    return printable(" · ".join(parts))
+
+
+def subject_lines(report: Report) -> Iterator[str]:
+    """The exact tree with its patches and notes, and what it ran with."""
+    if report.tree:
+        tree = report.tree
+        yield printable(f"tree {tree.spec}, digest {tree.digest}")
+        for patch in tree.patches:
+            yield printable(f"patch {patch}")
+        for note in tree.notes:
+            yield printable(note)
+    for machine in report.machines:
+        part = (
+            f"machine {machine.shard_id + 1} of {report.num_shards}: "
+            if report.num_shards > 1
+            else ""
+        )
+        yield printable(
+            f"{part}Python {machine.python}, torch {machine.torch}, triton "
+            f"{machine.triton}, Hypothesis {machine.hypothesis}, platform "
+            f"{machine.platform}"
+        )
+    startups = [each.startup_s for each in report.times.startups]
+    if startups:
+        yield (
+            f"start-up {duration(min(startups))} to {duration(max(startups))} on "
+            f"{counted(len(startups), 'worker')}"
+        )
+
+
+def fix_status(finding: Finding) -> str:
+    """What is known of the fixed implementation, as a sentence."""
+    if finding.fix == "verified":
+        return "verified: the fixed implementation passes on this case"
+    if finding.fix in {"", "none"}:
+        return "none known" if finding.fix else "not tried"
+    return f"does not hold: {printable(finding.fix)}"
+
+
+def remarks(finding: Finding) -> Iterator[str]:
+    """What a reader must be told besides the cause."""
+    if finding.exception.startswith(_DEATHS):
+        yield "a killed process is the expected outcome of a tree without the fix"
+    if not finding.shrunk:
+        yield "as first seen: its shrinking was not finished"
+    if finding.standing == "regressed":
+        yield f"the ledger says that this tree has the fix: {printable(finding.link)}"
+    if finding.case and not finding.saved:
+        yield "not saved; the command below runs the same cases again"
+
+
+def pretty_case(case: str, *, width: int, lines_max: int) -> list[str]:
+    """A case's JSON in lines of at most ``width`` columns.
+
+    Whatever fits into one line stays on it; a longer string is cut. At most
+    ``lines_max`` lines come back, and the last one says how many are left out.
+    """
+    try:
+        value = json.loads(case)
+    except (ValueError, RecursionError):
+        lines = textwrap.wrap(printable(case), width)
+    else:
+        lines = [
+            cut(_printable_indented(each), width)
+            for each in _laid_out(value, "", "", width)
+        ]
+    if len(lines) <= lines_max:
+        return lines
+    left_out = len(lines) - lines_max + 1
+    return [*lines[: lines_max - 1], f"… {left_out:,} more lines"]
+
+
+def _printable_indented(line: str) -> str:
+    """`printable` that keeps the indentation."""
+    return " " * (len(line) - len(line.lstrip(" "))) + printable(line)
+
+
+def _laid_out(value: object, head: str, indent: str, width: int) -> Iterator[str]:
+    """Lines of a JSON value that follows ``head`` at this indentation."""
+    flat = indent + head + json.dumps(value, ensure_ascii=False)
+    if len(flat) <= width or not isinstance(value, dict | list) or not value:
+        yield flat
+        return
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    yield indent + head + opening
+    deeper = indent + "  "
+    if isinstance(value, dict):
+        items = [(f"{json.dumps(key)}: ", each) for key, each in value.items()]
+    elif all(not isinstance(each, dict | list) for each in value):
+        flow = ", ".join(json.dumps(each, ensure_ascii=False) for each in value)
+        yield from textwrap.wrap(
+            flow, width, initial_indent=deeper, subsequent_indent=deeper
+        )
+        items = []
+    else:
+        items = [("", each) for each in value]
+    for number, (key, each) in enumerate(items, start=1):
+        *lines, last = _laid_out(each, key, deeper, width - 1)
+        yield from lines
+        yield last + ("," if number < len(items) else "")
+    yield indent + closing
