@@ -110,9 +110,12 @@ def _replay_command(id_: str) -> str:
 
 
 def _run_command(heard: Heard, shard: str) -> str:
-    """The command of the machine that was to run this shard: same seed, same cases."""
+    """What runs the cases of this shard again: its machine's command, with the seed."""
     planners: list[RunStarted] = [s for s in heard.starts if shard in s.shards]
-    return (planners or list(heard.starts))[0].command if heard.starts else ""
+    for start in planners or heard.starts:
+        repeated = "--seed" in start.command
+        return start.command if repeated else f"{start.command} --seed {start.seed}"
+    return ""
 
 
 def folded_replays(heard: Heard) -> tuple[tuple[Replay, ...], list[Trouble]]:

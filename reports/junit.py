@@ -49,10 +49,9 @@ def _add_row(
     for finding in report.findings:
         if finding.id not in row.findings:
             continue
-        text = (
-            f"{finding.cause}\nsite: {finding.site}\nreplay: {finding.command}\n"
-            f"smallest case: {finding.case}"
-        )
+        text = f"{finding.cause}\nreplay: {finding.command}"
+        if finding.case:
+            text += f"\nsite: {finding.site}\nsmallest case: {finding.case}"
         if finding.id in breaking:
             _add(case, "failure", f"{finding.id}: {finding.cause}", text)
         else:

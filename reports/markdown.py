@@ -5,16 +5,19 @@ Each section has a size of its own, and what had to be left out is counted.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from reports.decide import Decision
 from reports.document import Finding, Report, Row, Verdict
-from reports.events import LedgerRecord
 from reports.text import (
+    EXIT_WORDS,
     counted,
     cut,
     fix_status,
     headline,
+    known,
+    news,
     pretty_case,
     printable,
     remarks,
@@ -27,11 +30,6 @@ CASE_LINES = 40
 CASE_WIDTH = 96
 WORDS_MAX = 400
 
-EXIT_WORDS = {
-    0: "passed: every invariant held and was exercised",
-    1: "failed",
-    2: "could not tell",
-}
 _WORST_FIRST: tuple[Verdict, ...] = (
     "violated",
     "incomplete",
@@ -53,28 +51,50 @@ _LINK = re.compile(r"https://[\w./#?=&%~+-]+")
 
 def markdown(report: Report, decision: Decision) -> str:
     """The page, below `SIZE_MAX_BYTES` of UTF-8 whatever the report holds."""
-    news = [each for each in report.findings if each.standing != "known"]
-    known = [each for each in report.findings if each.standing == "known"]
     reasons = [f"- **{each.exit}** {prose(each.text)}" for each in decision.reasons]
-    notes = [f"- {prose(note)}" for note in decision.notes]
-    told = [f"- {prose(line)}" for line in subject_lines(report)]
-    told += [f"- command {code(each.command)}" for each in report.machines]
-    told += [
-        f"- skipped, {counted(each.count, 'time')}: "
-        + prose(f"{each.what}: {each.reason}")
-        for each in report.skips
-    ]
+    sections = (
+        _Section("", reasons, 14_000),
+        _Section("Notes", [f"- {prose(note)}" for note in decision.notes], 5_000),
+        _Section("Findings", [_finding(each) for each in news(report)], 22_000),
+        _Section("Known findings", _known(report), 5_000),
+        _Section("Invariants", _rows(report.rows), 9_000, lead=_ROWS_LEAD),
+        _Section("Run", _run(report), 3_000),
+    )
     parts = [
         f"## kvfuzz {EXIT_WORDS[decision.exit]} (exit {decision.exit})",
         prose(headline(report)),
-        *_section("", reasons, size_max=14_000),
-        *_section("Notes", notes, size_max=5_000),
-        *_section("Findings", [_finding(each) for each in news], size_max=22_000),
-        *_section("Known findings", _known(known, report.ledger), size_max=5_000),
-        *_section("Invariants", _rows(report.rows), size_max=9_000, lead=_ROWS_LEAD),
-        *_section("Run", told, size_max=3_000),
     ]
+    spare = 0
+    for section in sections:
+        if section.items:
+            parts.append(_text(section, size_max=section.size_max + spare))
+        size = len(parts[-1].encode()) if section.items else 0
+        spare = max(0, spare + section.size_max - size)
     return "\n\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class _Section:
+    """Items under a title; ``size_max`` bytes are theirs, and what others left."""
+
+    title: str
+    items: Sequence[str]
+    size_max: int
+    lead: str = ""
+
+
+def _text(section: _Section, *, size_max: int) -> str:
+    shown = [f"### {section.title}\n"] if section.title else []
+    shown += [section.lead] if section.lead else []
+    size = sum(len(each.encode()) + 1 for each in shown)
+    for number, item in enumerate(section.items):
+        size += len(item.encode()) + 1
+        if size > size_max:
+            left_out = len(section.items) - number
+            shown.append(f"\n… and {left_out:,} more, see report.json")
+            break
+        shown.append(item)
+    return "\n".join(shown)
 
 
 def prose(text: str) -> str:
@@ -89,26 +109,6 @@ def code(text: str) -> str:
     ticks = "`" * (max(map(len, re.findall("`+", plain)), default=0) + 1)
     space = " " if len(ticks) > 1 else ""
     return f"{ticks}{space}{plain}{space}{ticks}"
-
-
-def _section(
-    title: str, items: Sequence[str], *, size_max: int, lead: str = ""
-) -> Iterator[str]:
-    """A section of as many items as fit into ``size_max`` bytes; none when empty."""
-    if not items:
-        return
-    shown: list[str] = [lead] if lead else []
-    size = 0
-    for number, item in enumerate(items):
-        size += len(item.encode()) + 1
-        if size > size_max:
-            left_out = len(items) - number
-            shown.append(f"\n… and {left_out:,} more, see report.json")
-            break
-        shown.append(item)
-    if title:
-        yield f"### {title}"
-    yield "\n".join(shown)
 
 
 def _finding(finding: Finding) -> str:
@@ -130,19 +130,30 @@ def _finding(finding: Finding) -> str:
         fence = "`" * max(3, *(len(t) + 1 for t in re.findall("`+", f"{case}`")))
         title = f"smallest case, {len(finding.case):,} characters"
         lines += [
-            f"<details><summary>{title}</summary>\n",
+            f"\n<details><summary>{title}</summary>\n",
             f"{fence}json\n{case}\n{fence}\n</details>",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _known(findings: Sequence[Finding], ledger: Sequence[LedgerRecord]) -> list[str]:
-    summaries = {each.id: each.summary for each in ledger}
+def _known(report: Report) -> list[str]:
     return [
         f"- **{each.id}** · {code(each.invariant)} · {each.origin} · "
-        f"{prose(summaries.get(each.id, ''))} {_link(each.link)}"
-        for each in findings
+        f"{prose(words.removesuffix(each.link))}{_link(each.link)}"
+        for each, words in known(report)
     ]
+
+
+def _run(report: Report) -> list[str]:
+    """The exact subject, the environment, the commands, and what was skipped."""
+    told = [f"- {prose(line)}" for line in subject_lines(report)]
+    told += [f"- command {code(each.command)}" for each in report.machines]
+    told += [
+        f"- skipped, {counted(each.count, 'time')}: "
+        + prose(f"{each.what}: {each.reason}")
+        for each in report.skips
+    ]
+    return told
 
 
 def _link(link: str) -> str:

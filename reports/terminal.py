@@ -4,7 +4,7 @@ Every word is told by text; colour only repeats it, and rich leaves it out where
 is no terminal or NO_COLOR is set.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -13,11 +13,15 @@ from rich.text import Text
 
 from reports.decide import Decision, Reason
 from reports.document import Finding, Report, Row
-from reports.events import LedgerRecord, Origin
+from reports.events import Origin
 from reports.text import (
+    EXIT_WORDS,
     counted,
+    cut,
     fix_status,
     headline,
+    known,
+    news,
     pretty_case,
     printable,
     remarks,
@@ -26,7 +30,7 @@ from reports.text import (
 
 _ORIGINS: tuple[Origin, ...] = ("wired", "contract")
 WIDTH_MIN, WIDTH_MAX = 80, 200
-STATEMENT_WIDTH = 120  # a screen this wide has room for statements
+STATEMENT_WIDTH_MIN = 40  # in a narrower column statements say too little
 CASE_LINES = 24
 REASONS_SHOWN = 20
 
@@ -40,11 +44,6 @@ VERDICT_STYLES = {
     "absent": "dim",
 }
 EXIT_STYLES = {0: "bold green", 1: "bold red", 2: "bold magenta"}
-EXIT_WORDS = {
-    0: "every invariant held and was exercised",
-    1: "something is wrong",
-    2: "could not tell",
-}
 
 
 def render(report: Report, decision: Decision, console: Console) -> None:
@@ -55,11 +54,9 @@ def render(report: Report, decision: Decision, console: Console) -> None:
         console.print(Text(line, style="dim"))
     _print_rows(report, console, width=width)
     _print_checks(report, console)
-    for finding in _known(report.findings):
-        console.print(_known_line(finding, report.ledger))
-    news = [each for each in report.findings if each.standing != "known"]
-    for number, finding in enumerate(news, start=1):
-        place = f"{number} of {len(news)}"
+    new = news(report)
+    for number, finding in enumerate(new, start=1):
+        place = f"{number} of {len(new)}"
         _print_finding(finding, report, console, place=place, width=width)
     _print_decision(decision, console)
 
@@ -73,21 +70,28 @@ def _print_rows(report: Report, console: Console, *, width: int) -> None:
     shown = [row for row in report.rows if row.target not in unselected]
     if shown:
         console.print()
-        console.print(_rows_table(shown, statements=width >= STATEMENT_WIDTH))
+        bare = _rows_table(shown, statement_width=0)
+        room = width - console.measure(bare).maximum
+        console.print(
+            _rows_table(shown, statement_width=room)
+            if room >= STATEMENT_WIDTH_MIN
+            else bare
+        )
     if unselected:
         names = ", ".join(sorted(unselected))
         console.print(Text(f"not selected: {names}", style="dim"))
 
 
-def _rows_table(rows: Sequence[Row], *, statements: bool) -> Table:
+def _rows_table(rows: Sequence[Row], *, statement_width: int) -> Table:
+    """A line for each invariant; a statement width of 0 leaves statements out."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
     table.add_column("invariant", overflow="fold")
     for origin in _ORIGINS:
         table.add_column(origin, no_wrap=True)
         table.add_column("cases", justify="right", no_wrap=True)
         table.add_column("labels", justify="right", no_wrap=True)
-    if statements:
-        table.add_column("statement", overflow="fold", style="dim")
+    if statement_width:
+        table.add_column("statement", no_wrap=True, style="dim")
     target = ""
     for invariant in dict.fromkeys((row.target, row.invariant) for row in rows):
         if invariant[0] != target:
@@ -99,8 +103,9 @@ def _rows_table(rows: Sequence[Row], *, statements: bool) -> Table:
         cells = [Text(f"  {invariant[1]}")]
         for origin in _ORIGINS:
             cells += _row_cells(both.get(origin))
-        if statements:
-            cells.append(Text(printable(next(iter(both.values())).statement)))
+        if statement_width:
+            statement = printable(next(iter(both.values())).statement)
+            cells.append(Text(cut(statement, statement_width - 1)))
         table.add_row(*cells)
     return table
 
@@ -121,7 +126,7 @@ def _row_cells(row: Row | None) -> list[Text]:
 
 
 def _print_checks(report: Report, console: Console) -> None:
-    """Controls, replays, skips and absences: one line each."""
+    """Controls, saved faults, what is known, what was skipped, what went wrong."""
     console.print()
     found = sum(each.outcome == "found" for each in report.controls)
     lines = [("controls", f"{found} of {len(report.controls)} found")]
@@ -134,26 +139,19 @@ def _print_checks(report: Report, console: Console) -> None:
         ("skipped", f"{each.what}: {each.reason} ({counted(each.count, 'time')})")
         for each in report.skips
     ]
-    lines += [("problem", f"{each.where}: {each.message}") for each in report.problems]
+    lines += [
+        ("known", f"{each.id} {each.invariant} ({each.origin}): {words}")
+        for each, words in known(report)
+    ]
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, line in lines:
         table.add_row(name, Text(printable(line)))
+    for problem in report.problems:
+        where = [problem.where, *problem.message.splitlines()]
+        table.add_row("problem", Text("\n".join(printable(line) for line in where)))
     console.print(table)
-
-
-def _known(findings: Iterable[Finding]) -> Iterator[Finding]:
-    return (each for each in findings if each.standing == "known")
-
-
-def _known_line(finding: Finding, ledger: Sequence[LedgerRecord]) -> Text:
-    summary = next(each.summary for each in ledger if each.id == finding.id)
-    return Text.assemble(
-        ("known", "yellow"),
-        f"  {finding.id}  {finding.invariant} ({finding.origin})  ",
-        (printable(f"{summary} {finding.link}"), "dim"),
-    )
 
 
 def _print_finding(

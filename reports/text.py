@@ -11,6 +11,11 @@ from collections.abc import Iterator
 
 from reports.document import Finding, Report
 
+EXIT_WORDS = {
+    0: "passed: no new finding breaks, and what was selected was exercised",
+    1: "failed: something is certainly wrong",
+    2: "could not tell",
+}
 # How `invariants.model.Death.cause` begins.
 _DEATHS = ("signal ", "exit ", "timed out", "memory limit")
 
@@ -87,6 +92,20 @@ def subject_lines(report: Report) -> Iterator[str]:
         )
 
 
+def news(report: Report) -> list[Finding]:
+    """Findings that the ledger does not expect here, the wired ones first."""
+    new = [each for each in report.findings if each.standing != "known"]
+    return sorted(new, key=lambda finding: (finding.origin != "wired", finding.id))
+
+
+def known(report: Report) -> list[tuple[Finding, str]]:
+    """Findings that the ledger expects here, each with the ledger's words for it."""
+    words = {each.id: f"{each.summary} {each.link}" for each in report.ledger}
+    return [
+        (each, words[each.id]) for each in report.findings if each.standing == "known"
+    ]
+
+
 def fix_status(finding: Finding) -> str:
     """What is known of the fixed implementation, as a sentence."""
     if finding.fix == "verified":
@@ -135,26 +154,36 @@ def _printable_indented(line: str) -> str:
 
 
 def _laid_out(value: object, head: str, indent: str, width: int) -> Iterator[str]:
-    """Lines of a JSON value that follows ``head`` at this indentation."""
-    flat = indent + head + json.dumps(value, ensure_ascii=False)
-    if len(flat) <= width or not isinstance(value, dict | list) or not value:
-        yield flat
+    """Lines of a JSON value that follows ``head`` at this indentation.
+
+    Members share a line as long as they fit on it whole.
+    """
+    flat = head + json.dumps(value, ensure_ascii=False)
+    if len(indent + flat) < width or not isinstance(value, dict | list):
+        yield indent + flat
         return
+    members = (
+        [(f"{json.dumps(key)}: ", each) for key, each in value.items()]
+        if isinstance(value, dict)
+        else [("", each) for each in value]
+    )
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     yield indent + head + opening
     deeper = indent + "  "
-    if isinstance(value, dict):
-        items = [(f"{json.dumps(key)}: ", each) for key, each in value.items()]
-    elif all(not isinstance(each, dict | list) for each in value):
-        flow = ", ".join(json.dumps(each, ensure_ascii=False) for each in value)
-        yield from textwrap.wrap(
-            flow, width, initial_indent=deeper, subsequent_indent=deeper
-        )
-        items = []
-    else:
-        items = [("", each) for each in value]
-    for number, (key, each) in enumerate(items, start=1):
-        *lines, last = _laid_out(each, key, deeper, width - 1)
-        yield from lines
-        yield last + ("," if number < len(items) else "")
+    line = ""
+    for number, (key, each) in enumerate(members, start=1):
+        comma = "," if number < len(members) else ""
+        *block, last = _laid_out(each, key, deeper, width)
+        joined = f"{line} {last.strip()}{comma}" if line else f"{last}{comma}"
+        if not block and len(joined) <= width:
+            line = joined
+            continue
+        if line:
+            yield line
+        yield from block
+        line = "" if block else f"{last}{comma}"
+        if block:
+            yield f"{last}{comma}"
+    if line:
+        yield line
     yield indent + closing
