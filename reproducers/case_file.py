@@ -7,13 +7,10 @@ from its case, and what no target writes is refused before anything is made of i
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
-from platform import python_version
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fuzz.trees import Tree
 from invariants.model import (
     FORMAT_VERSION,
     CaseError,
@@ -34,6 +31,10 @@ INTEGER_BITS_MAX = 64
 T = TypeVar("T")
 
 
+class FutureCase(CaseError):
+    """A case that a newer kvfuzz wrote."""
+
+
 def check_id(id_: str) -> None:
     """Refuse what cannot be an ID, such as a path.
 
@@ -42,8 +43,7 @@ def check_id(id_: str) -> None:
     """
     if not ID_PATTERN.fullmatch(id_):
         raise CaseError(
-            f"{id_!r} is not a fault ID; one looks like page-size-0a1b2c3d "
-            "(python -m reproducers list shows them)"
+            f"{id_[:80]!r} is not a fault ID; one looks like page-size-0a1b2c3d"
         )
 
 
@@ -68,28 +68,6 @@ class FoundOn:
     python: str
     hypothesis: str
     seed: int
-
-
-def found_on(tree: Tree, *, seed: int, platform: str = "cpu") -> FoundOn:
-    """The circumstances of this process, which tests `tree`.
-
-    Args:
-        tree: The activated tree.
-        seed: The run's seed.
-        platform: What vLLM was told that it runs on.
-    """
-    return FoundOn(
-        spec=tree.spec,
-        version=tree.version,
-        digest=tree.digest,
-        patches=tree.patches,
-        platform=platform,
-        torch=version("torch"),
-        triton=version("triton"),
-        python=python_version(),
-        hypothesis=version("hypothesis"),
-        seed=seed,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +143,15 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """An entry of the store that cannot be used, and why."""
+    """An entry of the store that cannot be used, and why.
+
+    Attributes:
+        future: Whether a newer kvfuzz wrote it, so that it is not damaged.
+    """
 
     id: str
     reason: str
+    future: bool
 
 
 def _check_bounds(value: object) -> None:
@@ -196,6 +179,7 @@ def parsed(text: str) -> Saved:
     """Read the text of a case.json.
 
     Raises:
+        FutureCase: When a newer kvfuzz wrote it.
         CaseError: When it cannot be used; says why.
     """
     try:
@@ -205,9 +189,9 @@ def parsed(text: str) -> Saved:
         raise CaseError(f"not a saved case: {error}") from error
     except KeyError as error:
         raise CaseError("not a saved case: it has no format_version") from error
-    if version != FORMAT_VERSION:
-        raise CaseError(
-            f"format_version is {version!r}, and this kvfuzz reads {FORMAT_VERSION}: "
-            "use the kvfuzz that wrote it"
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise FutureCase(
+            f"format_version is {version}, and this kvfuzz reads {FORMAT_VERSION}: use "
+            "the newer kvfuzz that wrote it"
         )
     return decode(text, Saved)

@@ -25,7 +25,7 @@ from invariants.model import (
     digest,
     encode,
 )
-from reproducers.case_file import FoundOn, Refused, Saved, check_id, parsed
+from reproducers.case_file import FoundOn, FutureCase, Refused, Saved, check_id, parsed
 from reproducers.flatten import ScriptError
 from reproducers.script import json_text, script
 
@@ -37,9 +37,14 @@ CASE_BYTES_MAX = 4 << 20
 
 
 def _not_there(store: Path, id_: str) -> CaseError:
+    hint = _suggestion(store, id_) or "; python -m reproducers list shows what there is"
+    return CaseError(f"no saved case {id_!r} in {store}{hint}")
+
+
+def _suggestion(store: Path, id_: str) -> str:
+    """The end of an error about an ID: what may have been meant, "" if nothing."""
     near = difflib.get_close_matches(id_, _names(store), n=3, cutoff=0.6)
-    hint = f"did you mean {' or '.join(near)}?" if near else "see the list command"
-    return CaseError(f"no saved case {id_!r} in {store}; {hint}")
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def _names(store: Path) -> list[str]:
@@ -55,7 +60,10 @@ def read(store: Path, id_: str) -> Saved:
         CaseError: When the ID is not one, is not in the store, or its file cannot be
             used; says why.
     """
-    check_id(id_)
+    try:
+        check_id(id_)
+    except CaseError as error:
+        raise CaseError(f"{error}{_suggestion(store, id_)}") from error
     folder = store / id_
     if not folder.is_symlink() and not folder.exists():
         raise _not_there(store, id_)
@@ -91,7 +99,8 @@ def entries(store: Path) -> Iterator[Saved | Refused]:
         try:
             yield read(store, name)
         except CaseError as error:
-            yield Refused(id=name, reason=str(error))
+            future = isinstance(error, FutureCase)
+            yield Refused(id=name, reason=str(error), future=future)
 
 
 @contextmanager
@@ -181,13 +190,12 @@ def rewrite(store: Path, id_: str) -> Path:
 
 def _better(folder: Path, new: Saved, *, kind: type[object]) -> Saved:
     """Which of the case that is there and a new one to keep."""
-    text = ""
     try:
-        text = _file_text(folder)
-        old = parsed(text)
+        old = parsed(_file_text(folder))
         old.typed_case(kind)
+    except FutureCase as error:
+        raise CaseError(f"{folder / 'case.json'} was kept: {error}") from error
     except CaseError:
-        _refuse_future(folder, text)
         return new
     if old.id != new.id:
         return new
@@ -196,20 +204,6 @@ def _better(folder: Path, new: Saved, *, kind: type[object]) -> Saved:
     if new.case == old.case and new.fix != old.fix:
         return replace(old, fix=new.fix)
     return old
-
-
-def _refuse_future(folder: Path, text: str) -> None:
-    """Keep a file that a newer kvfuzz wrote; anything else unreadable gives way."""
-    try:
-        content = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
-        return
-    version = content.get("format_version") if isinstance(content, dict) else None
-    if isinstance(version, int) and version > 1:
-        raise CaseError(
-            f"{folder / 'case.json'} has format_version {version}, and this kvfuzz "
-            f"writes 1: it was kept; use the kvfuzz that wrote it"
-        )
 
 
 def _write(folder: Path, saved: Saved) -> None:
