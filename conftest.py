@@ -2,8 +2,8 @@
 
 import pytest
 
-from fuzz.plugin import SAVED_FAULTS
-from reproducers.saved import SavedFaultStore
+from fuzz.controller import SAVED_FAULTS
+from reproducers.campaigns import SavedFaultStore
 
 pytest_plugins = ("fuzz.plugin",)
 
@@ -11,4 +11,4 @@ pytest_plugins = ("fuzz.plugin",)
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give the plugin the store of saved faults."""
-    config.stash[SAVED_FAULTS] = SavedFaultStore()
+    config.stash[SAVED_FAULTS] = SavedFaultStore.from_environment()

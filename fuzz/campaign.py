@@ -24,16 +24,16 @@ from fuzz.profiles import Profile, derived_seed
 from fuzz.rooms import Rooms
 from fuzz.runtime import Control
 from fuzz.search import Fault, SearchResult, search
-from fuzz.trees import Tree
+from fuzz.trees import Tree, activate
 from invariants.model import Judgement, Origin, encode
 from reports.events import (
+    Absent,
     ControlFinished,
     Event,
     EventLog,
     Found,
     Progress,
     ShardFinished,
-    Skipped,
     WorkerStarted,
 )
 
@@ -54,9 +54,7 @@ class Run:
 
     Attributes:
         silenced: Ids of faults in the ledger: judged by replay, not searched for.
-        stop_unix_s: When a profile with a wall-clock budget ends.
-        workers: How many processes share that budget.
-        shards_total: How many shards share it.
+        workers: How many processes share a profile's wall-clock budget.
     """
 
     id: str
@@ -68,7 +66,6 @@ class Run:
     target_folders: tuple[Path, ...] = ()
     silenced: frozenset[str] = frozenset()
     workers: int = 1
-    shards_total: int = 1
 
     def to_json(self) -> str:
         """A form that crosses to another process."""
@@ -116,8 +113,9 @@ class Worker:
         """The executor; activates the tree and imports every room at first use."""
         if self._executor is None:
             started = time.monotonic()
+            activate(self.run.tree)
             self._executor = Executor(
-                self.run.tree, target_folders=self.run.target_folders
+                tree=self.run.tree, target_folders=self.run.target_folders
             )
             import_rooms()
             startup_s = time.monotonic() - started
@@ -218,11 +216,17 @@ class _Pace:
 
 
 class Campaign:
-    """One shard of one property."""
+    """One shard of one property.
 
-    def __init__(self, worker: Worker, *, index: int) -> None:
+    Args:
+        index: Which shard of its property.
+        shards: How many shards of all properties share a wall-clock budget.
+    """
+
+    def __init__(self, worker: Worker, *, index: int, shards: int) -> None:
         self._worker = worker
         self._index = index
+        self._shards = shards
 
     def search(self, target: str, *, origin: Origin, share: float = 1.0) -> None:
         """Search this shard for faults of a target that are not in the ledger.
@@ -243,7 +247,7 @@ class Campaign:
         try:
             rooms = worker.present(target)
         except TargetAbsent as error:
-            worker.write(Skipped(what=shard, reason=f"absent: {error}"))
+            worker.write(Absent(target=target, reason=str(error)))
             raise
         budget = math.ceil(run.profile.cases * share / run.profile.shards)
         stop = self._stop_time()
@@ -275,7 +279,7 @@ class Campaign:
         run = self._worker.run
         if run.profile.minutes is None:
             return 0.0
-        slice_s = run.profile.minutes * 60 * run.workers / max(1, run.shards_total)
+        slice_s = run.profile.minutes * 60 * run.workers / self._shards
         return time.monotonic() + slice_s
 
 
@@ -305,7 +309,7 @@ def find_controls(worker: Worker, target: str) -> bool:
     try:
         rooms = worker.present(target)
     except TargetAbsent as error:
-        worker.write(Skipped(what=f"control/{target}", reason=f"absent: {error}"))
+        worker.write(Absent(target=target, reason=str(error)))
         return True
     controls: tuple[Control, ...] = rooms_module.target_module(target).CONTROLS
     spent, missed = 0, []

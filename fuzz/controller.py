@@ -40,6 +40,9 @@ class SavedFaults(Protocol):
         """Run a saved fault on the worker's tree."""
 
 
+SAVED_FAULTS = pytest.StashKey[SavedFaults]()
+
+
 class Controller:
     """A plugin object, registered in the controlling process of an armed run."""
 
@@ -106,15 +109,18 @@ class Controller:
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> tuple[str, str, str] | None:
-        """No letters for shards: the watcher shows more, in place."""
+        """No letters for shards, the watcher shows more; findings are no failures."""
         told = report.when == "call" or report.outcome != "passed"
+        finding = _is_finding(report)
+        if finding and self._config.option.verbose > 0:
+            return "finding", "F", "FINDING"
         if told and self._config.option.verbose < 1:
-            return report.outcome, "", ""
+            return "finding" if finding else report.outcome, "", ""
         return None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a failure that is not a finding, so that the run cannot pass."""
-        if report.failed and FINDING not in map(tuple, report.user_properties):
+        if report.failed and not _is_finding(report):
             self._record(report.nodeid, report.longreprtext)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -140,6 +146,10 @@ class Controller:
         report, decision = self._outcome
         terminalreporter.ensure_newline()
         render(report, decision, Console(file=_terminal(terminalreporter)))
+
+
+def _is_finding(report: pytest.TestReport) -> bool:
+    return FINDING in map(tuple, report.user_properties)
 
 
 def _terminal(reporter: Any) -> TextIO:

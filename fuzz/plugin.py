@@ -15,17 +15,19 @@ import pytest
 
 from fuzz import rooms
 from fuzz.campaign import Campaign, NewFaults, Run, TargetAbsent, Worker
-from fuzz.controller import FINDING, Controller, SavedFaults
+from fuzz.controller import FINDING, SAVED_FAULTS, Controller
 from fuzz.profiles import PROFILES, Profile, run_seed
 from fuzz.trees import Tree, TreeError, resolve
 from reports import store
 
-SAVED_FAULTS = pytest.StashKey[SavedFaults]()
 WORKER = pytest.StashKey[Worker]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of `pytest fuzz/`; the same names work in every command."""
+    """Options of `pytest fuzz/`; the same names work in every command.
+
+    ``--strict`` is pytest's own; here it makes findings on contract input break a run.
+    """
     group = parser.getgroup("kvfuzz", "fuzzing vLLM's KV-cache code")
     group.addoption(
         "--vllm",
@@ -70,11 +72,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         help="a folder of targets of your own, laid out like this repository",
-    )
-    group.addoption(
-        "--strict",
-        action="store_true",
-        help="new findings on contract input break the run too",
     )
     group.addoption(
         "--replay",
@@ -145,7 +142,7 @@ def _resolved(config: pytest.Config) -> Tree:
         pytest.exit(f"kvfuzz: {error}", returncode=2)
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options; in a worker, take the run from the controller."""
     for folder in config.getoption("--targets"):
@@ -153,7 +150,7 @@ def pytest_configure(config: pytest.Config) -> None:
             rooms.add_folder(folder)
         except rooms.RoomsError as error:
             raise pytest.UsageError(str(error)) from error
-        config.args.append(str(folder / "fuzz"))
+        config.args += map(str, sorted((folder / "fuzz").glob("test_*.py")))
     if not _is_armed(config):
         return
     profile = _chosen_profile(config)
@@ -200,7 +197,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         profile=profile,
         seed=seed,
         tree=tree,
-        strict=config.getoption("--strict"),
+        strict=bool(getattr(config.option, "strict", False)),
         target_folders=tuple(config.getoption("--targets")),
         silenced=frozenset(silenced),
         workers=len(getattr(config.option, "tx", None) or [1]),
@@ -230,6 +227,8 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Saved faults first, then controls, then the search; `--replay` keeps its own."""
+    # Without saved faults pytest would show an empty parameter set as a skip.
+    items[:] = [item for item in items if not item.name.endswith("[NOTSET]")]
     wanted = config.getoption("--replay")
     if wanted:
         kept = {f"test_saved[{fault_id}]" for fault_id in wanted}
@@ -254,7 +253,12 @@ def worker(pytestconfig: pytest.Config) -> Worker:
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest, worker: Worker) -> Campaign:
     """One shard of a property."""
-    return Campaign(worker, index=request.param)
+    shards = sum(
+        1
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "campaign" in item.fixturenames
+    )
+    return Campaign(worker, index=request.param, shards=shards)
 
 
 @pytest.fixture
@@ -266,8 +270,11 @@ def replay_saved(
     def replay(fault_id: str) -> None:
         replayed = pytestconfig.stash[SAVED_FAULTS].replay(worker, fault_id)
         worker.write(replayed)
+        breaks = replayed.origin == "wired" or worker.run.strict
         news = replayed.outcome == "ERRORED" or (
-            replayed.outcome == "REPRODUCED" and fault_id not in worker.run.silenced
+            replayed.outcome == "REPRODUCED"
+            and fault_id not in worker.run.silenced
+            and breaks
         )
         if replayed.outcome == "NOT_APPLICABLE":
             pytest.skip(replayed.message)
@@ -284,10 +291,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
     try:
         return (yield)
     except TargetAbsent as error:
-        pytest.skip(f"absent in this tree: {error}")
+        absent: str | None = f"absent in this tree: {error}"
+        found = ""
     except NewFaults as error:
-        pyfuncitem.user_properties.append(FINDING)
-        pytest.fail(str(error), pytrace=False)
+        absent = None
+        found = str(error)
+    if absent is not None:
+        pytest.skip(absent)
+    pyfuncitem.user_properties.append(FINDING)
+    pytest.fail(found, pytrace=False)
 
 
 @pytest.hookimpl(tryfirst=True)

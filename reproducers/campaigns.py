@@ -1,0 +1,120 @@
+"""The saved faults as a fuzzing run needs them: ledger, replay first, save what is new."""
+
+import os
+import platform
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from fuzz.campaign import Run, Saved, Worker
+from fuzz.rooms import Rooms
+from fuzz.search import Fault
+from invariants.model import CaseError
+from reports.events import LedgerRecord, Replayed
+from reproducers import store
+from reproducers.case_file import FoundOn
+from reproducers.ledger import KNOWN, Ledger
+from reproducers.replay import replay, verify_fix
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedFaultStore:
+    """The store and the ledger of this checkout, or those that the environment names.
+
+    ``KVFUZZ_CASES`` moves the store, ``KVFUZZ_LEDGER`` the ledger.
+    """
+
+    cases: Path
+    known: Path
+
+    @staticmethod
+    def from_environment() -> "SavedFaultStore":
+        """The places that the environment names, else this package's own."""
+        return SavedFaultStore(
+            cases=Path(os.environ.get("KVFUZZ_CASES") or store.STORE),
+            known=Path(os.environ.get("KVFUZZ_LEDGER") or KNOWN),
+        )
+
+    def ids(self) -> tuple[str, ...]:
+        """Ids of all entries, those that replay will refuse included."""
+        return tuple(sorted(entry.id for entry in store.entries(self.cases)))
+
+    def ledger(self, version: str) -> tuple[LedgerRecord, ...]:
+        """The ledger as it speaks of a release.
+
+        Raises:
+            LedgerError: When it cannot be read.
+        """
+        return tuple(
+            LedgerRecord(
+                id=entry.id,
+                link=entry.link,
+                summary=entry.summary,
+                expected=entry.expected(version),
+            )
+            for entry in Ledger.load(self.known).entries
+        )
+
+    def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:
+        """Try the fault's fix and save its reproducer, unless a smaller one is there."""
+        violation = fault.violation
+        fix = verify_fix(worker.executor, rooms, fault.case, violation)
+        laws = {invariant.id: invariant for invariant in rooms.invariants}
+        folder = store.save(
+            store=self.cases,
+            invariant=laws[violation.invariant],
+            violation=violation,
+            case=fault.case,
+            found_on=_found_on(worker.run),
+            fix=fix,
+        )
+        return Saved(path=_shown(folder), fix=fix)
+
+    def replay(self, worker: Worker, fault_id: str) -> Replayed:
+        """Run a saved fault on the worker's tree, both arms."""
+        done = replay(fault_id, worker.executor, store=self.cases)
+        message = done.message
+        if done.others:
+            message += "; and: " + "; ".join(done.others)
+        if done.fixed is not None:
+            message += f"; fixed arm: {done.fixed.status}"
+        try:
+            saved = store.read(self.cases, fault_id)
+        except CaseError:
+            return Replayed(
+                id=fault_id,
+                target="",
+                invariant="",
+                origin="contract",
+                outcome="ERRORED",
+                message=message,
+            )
+        return Replayed(
+            id=fault_id,
+            target=saved.target,
+            invariant=saved.invariant,
+            origin=saved.origin,
+            outcome=done.outcome,
+            message=message,
+        )
+
+
+def _found_on(run: Run) -> FoundOn:
+    return FoundOn(
+        spec=run.tree.spec,
+        version=run.tree.version,
+        digest=run.tree.digest,
+        patches=run.tree.patches,
+        platform="cpu",
+        torch=version("torch"),
+        triton=version("triton"),
+        python=platform.python_version(),
+        hypothesis=version("hypothesis"),
+        seed=run.seed,
+    )
+
+
+def _shown(folder: Path) -> str:
+    """Below the working directory as people type it, else whole."""
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

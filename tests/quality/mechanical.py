@@ -1,0 +1,141 @@
+"""Mechanical faults: every small change of a function, one at a time.
+
+The function's syntax tree is changed in one place (a comparison, a constant, an
+operator, a condition, a dropped statement) and the whole function becomes that text, as
+a `SourceEdit` of the tree under test.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fuzz.edits import SourceEdit, function_source
+
+COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
+OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanical:
+    """One mechanical fault; its name is stable while the function's text is."""
+
+    name: str
+    edit: SourceEdit
+
+
+def mechanical(modules: tuple[str, ...], function: str) -> tuple[Mechanical, ...]:
+    """All mechanical faults of a function of the active tree."""
+    source = function_source(modules, function)
+    original = ast.unparse(ast.parse(source))
+    mutants = []
+    for index in range(_count(source)):
+        tree = ast.parse(source)
+        what = list(_changes(tree))[index]
+        what.apply()
+        new = ast.unparse(ast.fix_missing_locations(tree))
+        if new != original:
+            name = f"{function}:{what.line}: {what.text}"
+            edit = SourceEdit(modules=modules, function=function, old=source, new=new)
+            mutants.append(Mechanical(name=name, edit=edit))
+    return tuple(mutants)
+
+
+def _count(source: str) -> int:
+    return sum(1 for _ in _changes(ast.parse(source)))
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A change waiting to be made to one node."""
+
+    line: int
+    text: str
+    holder: ast.AST
+    field: str
+    new: object
+
+    def apply(self) -> None:
+        setattr(self.holder, self.field, self.new)
+
+
+def _changes(tree: ast.Module) -> Iterator[_Change]:
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    # Decorators, annotations and defaults are the signature, not what is judged.
+    for statement in function.body:
+        for node in ast.walk(statement):
+            yield from _changes_of(node)
+    yield from _drops(function)
+
+
+def _changes_of(node: ast.AST) -> Iterator[_Change]:
+    line = getattr(node, "lineno", 0)
+    match node:
+        case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
+            new = COMPARISONS[type(op)]()
+            text = f"{_name(op)} becomes {_name(new)} in {ast.unparse(node)}"
+            yield _Change(line, text, node, "ops", [new])
+        case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
+            new_op = OPERATORS[type(op)]()
+            text = f"{_name(op)} becomes {_name(new_op)} in {ast.unparse(node)}"
+            yield _Change(line, text, node, "op", new_op)
+        case ast.BoolOp(op=op):
+            other = ast.Or() if isinstance(op, ast.And) else ast.And()
+            text = f"{_name(op)} becomes {_name(other)} in {ast.unparse(node)}"
+            yield _Change(line, text, node, "op", other)
+        case ast.Constant(value=bool() as value):
+            yield _Change(
+                line, f"{value} becomes {not value}", node, "value", not value
+            )
+        case ast.Constant(value=int() as value):
+            yield _Change(
+                line, f"{value} becomes {value + 1}", node, "value", value + 1
+            )
+        case ast.If(test=test) | ast.IfExp(test=test):
+            negated = ast.UnaryOp(op=ast.Not(), operand=test)
+            yield _Change(line, f"not ({ast.unparse(test)})", node, "test", negated)
+
+
+def _drops(holder: ast.AST) -> Iterator[_Change]:
+    for node in ast.walk(holder):
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if not isinstance(block, list):
+                continue
+            for index, statement in enumerate(block):
+                if _droppable(statement):
+                    rest = [*block[:index], *block[index + 1 :]] or [ast.Pass()]
+                    text = f"drop {ast.unparse(statement).splitlines()[0]}"
+                    yield _Change(statement.lineno, text, node, field, rest)
+
+
+def _droppable(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Constant()):
+            return False  # a docstring
+        case ast.Expr() | ast.Assign() | ast.AugAssign() | ast.Assert() | ast.If():
+            return True
+        case ast.Continue() | ast.Break():
+            return True
+    return False
+
+
+def _name(node: ast.AST) -> str:
+    return type(node).__name__
