@@ -4,5 +4,5 @@ from fuzz.campaign import Campaign
 
 
 def test_contract(campaign: Campaign) -> None:
-    """Sums of any two numbers that the contract allows."""
+    """Any numbers that the contract allows."""
     campaign.search("toy", origin="contract")

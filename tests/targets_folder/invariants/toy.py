@@ -1,4 +1,4 @@
-"""A sum must be the sum: the smallest target, in the form of a user's own.
+"""Rounded-up division must be just that: the smallest target, in a user's form.
 
 Its cases also tell the target to misbehave, so that isolation can be tested on it.
 """
@@ -11,10 +11,11 @@ import msgspec
 from invariants.model import Death, Invariant, Judgement, Origin, Violation
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=10_000)]
+Divisor = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
 
-# What the target does beside adding; each is described in fuzz/targets/toy.py.
+# What the target does beside dividing; each is described in fuzz/targets/toy.py.
 Deed = Literal[
-    "add",
+    "divide",
     "segfault",
     "exit",
     "system_exit",
@@ -35,36 +36,36 @@ Deed = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Two numbers to add, and a deed."""
+    """Two numbers to divide, and a deed."""
 
     format_version: Literal[1] = 1
     origin: Origin = "contract"
-    left: Number
-    right: Number
-    deed: Deed = "add"
+    tokens: Number
+    block_size: Divisor
+    deed: Deed = "divide"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
     """What the tree made of it; ``text`` is what the deed has to say."""
 
-    total: int
+    blocks: int
     text: str
 
 
 INVARIANTS = (
     Invariant(
-        id="TOY-SUM",
+        id="TOY-BLOCKS",
         target="toy",
-        statement="The sum is the sum.",
+        statement="There are just enough blocks for the tokens.",
         severity="corruption",
         wired=None,
-        contract=("both numbers positive",),
+        contract=("last block full", "last block partly full"),
     ),
     Invariant(
         id="TOY-ALIVE",
         target="toy",
-        statement="Adding does not end the process.",
+        statement="Dividing does not end the process.",
         severity="crash",
         wired=None,
         contract=(),
@@ -73,28 +74,28 @@ INVARIANTS = (
 
 
 def judge(case: Case, observation: Observation | Death) -> Judgement:
-    """Compare the observed sum with Python's own."""
+    """Count blocks one by one."""
     if isinstance(observation, Death):
         invariant, exception = "TOY-ALIVE", observation.cause
         message = f"the process ended: {observation.cause}"
         held, judged = False, {"TOY-ALIVE"}
     else:
-        invariant, exception = "TOY-SUM", ""
-        expected = case.left + case.right
-        message = f"{case.left} + {case.right} gave {observation.total}"
-        held, judged = observation.total == expected, {"TOY-ALIVE", "TOY-SUM"}
+        invariant, exception = "TOY-BLOCKS", ""
+        message = f"{observation.blocks} blocks of {case.block_size} for {case.tokens}"
+        starts = range(0, case.tokens, case.block_size)
+        held, judged = observation.blocks == len(starts), {"TOY-ALIVE", "TOY-BLOCKS"}
     violation = Violation(
         invariant=invariant,
         target="toy",
         origin=case.origin,
-        site="add",
+        site="cdiv",
         message=message,
-        evidence={"left": case.left, "right": case.right},
+        evidence={"tokens": case.tokens, "block_size": case.block_size},
         exception=exception,
     )
-    positive = case.left > 0 and case.right > 0
+    full = case.tokens % case.block_size == 0
     return Judgement(
         judged=frozenset(judged),
         violations=() if held else (violation,),
-        labels=frozenset({"both numbers positive"} if positive else ()),
+        labels=frozenset({"last block full" if full else "last block partly full"}),
     )

@@ -1,4 +1,4 @@
-"""Cases of the toy target: two numbers, zero among them."""
+"""Cases of the toy target, with full and partly full last blocks."""
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -7,7 +7,11 @@ from invariants.toy import Case
 from invariants.model import Origin
 
 
-def cases(*, origin: Origin, max_number: int = 100) -> SearchStrategy[Case]:
-    """Cases that only add."""
-    numbers = st.integers(0, max_number)
-    return st.builds(Case, origin=st.just(origin), left=numbers, right=numbers)
+def cases(*, origin: Origin, max_tokens: int = 100) -> SearchStrategy[Case]:
+    """Cases that only divide."""
+    return st.builds(
+        Case,
+        origin=st.just(origin),
+        tokens=st.integers(0, max_tokens),
+        block_size=st.integers(1, 16),
+    )

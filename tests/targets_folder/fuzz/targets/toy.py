@@ -1,4 +1,4 @@
-"""Runs the tree's `vllm.toy.add`, and misbehaves as the case says.
+"""Runs vLLM's `cdiv`, and misbehaves as the case says.
 
 Isolated, for most of the deeds end the process or do it harm.
 """
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from invariants.toy import Case, Observation
-from vllm import toy
+from vllm.utils import math_utils
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
@@ -22,41 +22,41 @@ RUNTIME = Runtime(isolated=True, timeout_s=2.0, memory_bytes=1 << 30)
 
 CONTROLS = (
     Control(
-        name="toy: one too much",
+        name="toy: rounds down",
         origin="contract",
         edits=(
             SourceEdit(
-                modules=("vllm.toy",),
-                function="add",
-                old="left + right",
-                new="left + right + 1",
+                modules=("vllm.utils.math_utils",),
+                function="cdiv",
+                old="-(a // -b)",
+                new="a // b",
             ),
         ),
-        invariant="TOY-SUM",
+        invariant="TOY-BLOCKS",
         cases=10,
     ),
 )
 
 # What earlier cases of this process left behind: poison kills the next case that does
-# nothing else, a stain makes its sum wrong.
+# nothing else, a stain makes its result wrong.
 harm: set[str] = set()
 
 
 def absent() -> str | None:
-    """The toy tree always has it."""
-    return None if hasattr(toy, "add") else "vllm.toy has no add"
+    """Every tree has it so far."""
+    return None if hasattr(math_utils, "cdiv") else "vllm.utils.math_utils has no cdiv"
 
 
 def run(case: Case) -> Observation:
-    """Do the deed, then add."""
+    """Do the deed, then divide."""
     deed = DEEDS.get(case.deed)
     text = deed() if deed else ""
-    if case.deed == "add" and "poison" in harm:
+    if case.deed == "divide" and "poison" in harm:
         _segfault()
-    total = toy.add(case.left, case.right)
-    if case.deed == "add" and "stain" in harm:
-        total += 1
-    return Observation(total=total, text=text)
+    blocks = math_utils.cdiv(case.tokens, case.block_size)
+    if case.deed == "divide" and "stain" in harm:
+        blocks += 1
+    return Observation(blocks=blocks, text=text)
 
 
 def _segfault() -> str:

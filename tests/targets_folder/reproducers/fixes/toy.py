@@ -1,23 +1,24 @@
-"""The toy's fix: addition by Python."""
+"""The toy's fix: rounding up by hand."""
 
 from fuzz.edits import Replacement
 from reproducers.fix import Fix
 
 
-def added(left: int, right: int) -> int:
-    """The sum."""
-    return left + right
+def divided(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    whole, rest = divmod(a, b)
+    return whole + (rest > 0)
 
 
 FIXES = (
     Fix(
-        name="add with Python's own addition",
-        sites=("add",),
+        name="divide with remainder",
+        sites=("cdiv",),
         edits=(
             Replacement(
-                modules=("vllm.toy",),
-                function="add",
-                implementation="reproducers.fixes.toy:added",
+                modules=("vllm.utils.math_utils",),
+                function="cdiv",
+                implementation="reproducers.fixes.toy:divided",
             ),
         ),
     ),
