@@ -137,9 +137,10 @@ def _patricide() -> str:
 
 
 def _inspect() -> str:
-    """Process ids of this process and its zygote, and its threads."""
+    """Ids of this process and its zygote, its threads, and Triton's mode."""
     native = len(list(Path("/proc/self/task").iterdir()))
-    return f"{os.getpid()} {os.getppid()} {threading.active_count()} {native}"
+    mode = os.environ["TRITON_INTERPRET"]
+    return f"{os.getpid()} {os.getppid()} {threading.active_count()} {native} {mode}"
 
 
 DEEDS = {
