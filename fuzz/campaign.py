@@ -10,18 +10,20 @@ import pkgutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
+from hypothesis.strategies import SearchStrategy
 
 from fuzz import rooms as rooms_module
 from fuzz.canary import search_canary, sings
-from fuzz.edits import fitting
+from fuzz.edits import Edit, fitting
 from fuzz.execution import Executor
 from fuzz.profiles import Profile, derived_seed
-from fuzz.rooms import Rooms
+from fuzz.rooms import Rooms, RoomsError
 from fuzz.runtime import Control
 from fuzz.search import Fault, SearchResult, search
 from fuzz.trees import Tree, activate
@@ -123,7 +125,7 @@ class Worker:
         return self._executor
 
     def judge(
-        self, rooms: Rooms, *, edits: tuple[object, ...] = ()
+        self, rooms: Rooms, *, edits: tuple[Edit, ...] = ()
     ) -> Callable[[object], Judgement]:
         """A function that runs a case of a target and judges what it observed."""
         executor = self.executor
@@ -330,31 +332,36 @@ def find_controls(worker: Worker, target: str) -> bool:
 
 def _find_control(worker: Worker, rooms: Rooms, control: Control) -> SearchResult:
     edits = (fitting(control.edits),) if control.edits else ()
-    judge = worker.judge(rooms, edits=edits)
+    planted, unplanted = worker.judge(rooms, edits=edits), worker.judge(rooms)
 
     def only_planted(case: object) -> Judgement:
-        judgement = judge(case)
-        planted = tuple(
-            violation
-            for violation in judgement.violations
-            if violation.invariant == control.invariant
-        )
-        return Judgement(
-            judged=judgement.judged, violations=planted, labels=judgement.labels
-        )
+        judgement = planted(case)
+        broken = [v for v in judgement.violations if v.invariant == control.invariant]
+        if broken and edits:
+            # What the tree does wrong by itself proves nothing of the plant.
+            own = {violation.key for violation in unplanted(case).violations}
+            broken = [violation for violation in broken if violation.key not in own]
+        return replace(judgement, violations=tuple(broken))
 
-    cases = (
-        rooms.cases(origin=control.origin) if control.edits else rooms.control_cases()
-    )
     return search(
-        cases=cases,
+        cases=_control_cases(rooms, control),
         judge=only_planted,
         seed=derived_seed(worker.run.seed, "control", control.name),
         budget=control.cases,
-        silenced=worker.run.silenced,
         shrink_cases=0,
         first_only=True,
     )
+
+
+def _control_cases(rooms: Rooms, control: Control) -> SearchStrategy[Any]:
+    if control.edits:
+        return rooms.cases(origin=control.origin)
+    if rooms.control_cases is None:
+        raise RoomsError(
+            f"control {control.name!r} has no edits, and strategies.{rooms.name} has "
+            "no control_cases(); give it one of them"
+        )
+    return rooms.control_cases()
 
 
 def find_canary(worker: Worker) -> bool:

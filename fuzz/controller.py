@@ -8,7 +8,6 @@ import time
 from typing import Any, Protocol, TextIO
 
 import pytest
-from reports.terminal import render
 from rich.console import Console
 
 from fuzz.campaign import Run, Saved, Worker
@@ -20,6 +19,7 @@ from reports import store
 from reports.decide import Decision, decide
 from reports.document import Report
 from reports.events import EventLog, LedgerRecord, Problem, Replayed, RunFinished
+from reports.terminal import render
 
 FINDING = ("kvfuzz", "finding")
 

@@ -57,6 +57,8 @@ class Rooms:
         invariants: Its laws.
         judge: Checks an observation of a case; a `Death` too where it is isolated.
         cases: Strategy of cases, with keyword-only bounds and ``origin``.
+        control_cases: Strategy of cases that carry a planted fault themselves, None
+            where the target has none.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Rooms:
     invariants: tuple[Invariant, ...]
     judge: Callable[[Any, Any], Judgement]
     cases: "Callable[..., SearchStrategy[Any]]"
+    control_cases: "Callable[[], SearchStrategy[Any]] | None" = None
 
 
 def _room_paths() -> dict[str, list[str]]:
@@ -197,6 +200,7 @@ def load(name: str) -> Rooms:
         invariants=tuple(catalogue),
         judge=judge,
         cases=cases,
+        control_cases=getattr(drawing, "control_cases", None),
     )
 
 

@@ -1,4 +1,4 @@
-"""The saved faults as a fuzzing run needs them: ledger, replay first, save what is new."""
+"""The saved faults as a fuzzing run needs them: the ledger, replay, and saving."""
 
 import os
 import platform
@@ -56,7 +56,7 @@ class SavedFaultStore:
         )
 
     def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:
-        """Try the fault's fix and save its reproducer, unless a smaller one is there."""
+        """Try the fault's fix; save its reproducer unless a smaller one is there."""
         violation = fault.violation
         fix = verify_fix(worker.executor, rooms, fault.case, violation)
         laws = {invariant.id: invariant for invariant in rooms.invariants}

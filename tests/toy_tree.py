@@ -1,75 +1,83 @@
-"""A tree of a few lines for the toy target of `targets_folder`, and its cases.
+"""A vLLM of two functions, and runs of `pytest fuzz/` on it with the toy target.
 
-Here too: finding the processes that a test started, by a mark in their environment.
+The engine is tested as people use it: as a command, on a tree that takes no time to
+import, with stores of its own.
 """
 
-import json
-import time
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz.trees import Tree, resolve
+ROOT = Path(__file__).parent.parent
+TARGETS = ROOT / "tests" / "targets_folder"
 
-TOYS = Path(__file__).parent / "targets_folder"
-
-FILES = {
-    "__init__.py": '__version__ = "0.0.1"\n',
-    "_version.py": '__version__ = version = "0.0.1"\n',
-    "utils/__init__.py": "",
-    "utils/math_utils.py": "def cdiv(a, b):\n    return -(-a // b)\n",
-}
+GOOD = "def cdiv(a, b):\n    return -(a // -b)\n"
+# Wrong from 60 tokens on, where the last block is not full.
+BROKEN = "def cdiv(a, b):\n    return -(a // -b) if a < 60 else a // b\n"
 
 
-def toy_tree(folder: Path) -> Tree:
-    """Write the tree below a folder; its cache is there too."""
-    root = folder / "site-packages"
-    for name, content in FILES.items():
-        path = root / "vllm" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content, encoding="utf-8")
-    return resolve(str(root), cache=folder / "cache")
+def write_tree(folder: Path, *, cdiv: str) -> Path:
+    """A tree that can be given as `--vllm`."""
+    utils = folder / "site-packages" / "vllm" / "utils"
+    utils.mkdir(parents=True)
+    (utils.parent / "__init__.py").write_text("")
+    (utils / "__init__.py").write_text("")
+    (utils / "math_utils.py").write_text(cdiv)
+    return folder / "site-packages"
 
 
-def case(deed: str = "divide", *, tokens: int = 33) -> str:
-    """A case's JSON, made without the toy's own types."""
-    fields = {
-        "format_version": 1,
-        "origin": "contract",
-        "tokens": tokens,
-        "block_size": 16,
-        "deed": deed,
-    }
-    return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+@dataclass(frozen=True, kw_only=True)
+class Home:
+    """The places that runs of one test write to."""
 
+    folder: Path
 
-def alive(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+    @property
+    def cases(self) -> Path:
+        return self.folder / "cases"
 
+    @property
+    def ledger(self) -> Path:
+        return self.folder / "known.toml"
 
-def marked(mark: Path) -> set[int]:
-    """Ids of the living processes whose environment holds `KVFUZZ_TEST_MARK=mark`."""
-    wanted = f"KVFUZZ_TEST_MARK={mark}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        if wanted in environment and alive(int(entry.name)):
-            found.add(int(entry.name))
-    return found
+    @property
+    def reports(self) -> Path:
+        return self.folder / "reports"
 
+    @property
+    def latest(self) -> Path:
+        return self.reports / "latest"
 
-def wait_until(holds: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
-    """Wait for something to become true, and fail when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, f"not so within {timeout_s} s"
-        time.sleep(0.02)
+    def environment(self) -> dict[str, str]:
+        """What a command needs to use these places."""
+        if not self.ledger.exists():
+            self.ledger.parent.mkdir(parents=True, exist_ok=True)
+            self.ledger.write_text("")
+        return os.environ | {
+            "KVFUZZ_CASES": str(self.cases),
+            "KVFUZZ_LEDGER": str(self.ledger),
+            "KVFUZZ_REPORTS": str(self.reports),
+            "COLUMNS": "100",
+        }
+
+    def command(self, tree: Path, *options: str) -> list[str]:
+        """`pytest fuzz/` on a tree, only the toy's tests and the canary."""
+        return [
+            *(sys.executable, "-m", "pytest", str(ROOT / "fuzz")),
+            *("-k", "toy or canary or saved", "--targets", str(TARGETS)),
+            *("--vllm", str(tree), "-p", "no:cacheprovider", *options),
+        ]
+
+    def run(self, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return subprocess.run(
+            self.command(tree, *options),
+            env=self.environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )

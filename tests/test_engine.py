@@ -1,0 +1,274 @@
+"""`pytest fuzz/` as people run it: exit codes, the last screen, workers, seeds, shards."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.toy_tree import BROKEN, GOOD, ROOT, Home, write_tree
+
+QUICK = ("--cases", "120", "--seed", "1")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(folder=tmp_path / "home")
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "good", cdiv=GOOD)
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    return write_tree(tmp_path / "broken", cdiv=BROKEN)
+
+
+def report_of(home: Home) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads((home.latest / "report.json").read_text())
+    return report
+
+
+def test_a_sound_tree_ends_green(home: Home, good: Path) -> None:
+    done = home.run(good, *QUICK)
+    assert done.returncode == 0, done.stdout
+    assert "exit 0" in done.stdout
+    row = next(r for r in report_of(home)["rows"] if r["invariant"] == "TOY-BLOCKS")
+    assert (row["verdict"], row["cases"]) == ("held", 120)
+
+
+def test_a_contract_fault_is_told_and_breaks_a_strict_run_only(
+    home: Home, broken: Path
+) -> None:
+    done = home.run(broken, *QUICK)
+    assert done.returncode == 0, done.stdout
+    (finding,) = report_of(home)["findings"]
+    shown = done.stdout.partition("new finding")[2]
+    for told in (finding["id"], "TOY-BLOCKS", "contract", "30 blocks of 2 for 61"):
+        assert told in shown
+    assert f"python -m reproducers replay {finding['id']}" in shown
+    assert json.loads(finding["case"])["tokens"] == 61
+    assert (home.cases / finding["id"] / "case.json").exists()
+    assert (home.cases / finding["id"] / "repro.py").exists()
+    assert finding["fix"] == "verified"
+
+    strict = home.run(broken, *QUICK, "--strict")
+    assert strict.returncode == 1, strict.stdout
+
+
+def test_the_report_does_not_depend_on_the_workers(
+    tmp_path: Path, broken: Path
+) -> None:
+    reports = []
+    for options in ((), ("-n", "1"), ("-n", "4")):
+        home = Home(folder=tmp_path / "-".join(("home", *options)))
+        home.run(broken, *QUICK, *options)
+        report = report_of(home)
+        for private in ("times", "machines", "run", "command"):
+            report.pop(private, None)
+        text = json.dumps(report, sort_keys=True)
+        reports.append(text.replace(str(home.folder), "HOME"))
+    assert reports[0] == reports[1] == reports[2]
+
+
+def test_the_hash_seed_does_not_change_the_cases(
+    home: Home, broken: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for hash_seed in ("1", "2"):
+        monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+        home.run(broken, *QUICK)
+        report = report_of(home)
+        found.append((report["findings"], report["rows"], report["properties"]))
+    assert found[0][1:] == found[1][1:]
+    assert [f["case"] for f in found[0][0]] == [f["case"] for f in found[1][0]]
+
+
+def test_a_saved_fault_is_replayed_first_and_gone_when_fixed(
+    home: Home, good: Path, broken: Path
+) -> None:
+    home.run(broken, *QUICK)
+    (finding,) = report_of(home)["findings"]
+    again = home.run(broken, "--replay", finding["id"])
+    (replayed,) = report_of(home)["replays"]
+    assert replayed["outcome"] == "REPRODUCED"
+    assert "fixed arm: holds" in replayed["message"]
+    assert report_of(home)["properties"] == []
+    assert again.returncode == 0
+
+    fixed = home.run(good, "--replay", finding["id"])
+    (replayed,) = report_of(home)["replays"]
+    assert replayed["outcome"] == "FIXED"
+    assert fixed.returncode == 0
+
+
+def test_a_fault_of_the_ledger_is_no_news_until_it_is_gone(
+    home: Home, good: Path, broken: Path
+) -> None:
+    home.run(broken, *QUICK)
+    (finding,) = report_of(home)["findings"]
+    (broken / "vllm" / "_version.py").write_text("__version__ = version = '1.2.3'\n")
+    (good / "vllm" / "_version.py").write_text("__version__ = version = '1.2.3'\n")
+    home.ledger.write_text(
+        f"""
+        [[finding]]
+        id = "{finding["id"]}"
+        link = ""
+        summary = "too few blocks"
+        target = "toy"
+        invariant = "TOY-BLOCKS"
+        origin = "contract"
+        affected = ["1.2.3"]
+        fixed_in = ""
+        evidence = "contract only"
+        """
+    )
+    known = home.run(broken, *QUICK, "--strict")
+    assert known.returncode == 0, known.stdout
+    row = next(r for r in report_of(home)["rows"] if r["invariant"] == "TOY-BLOCKS")
+    assert row["verdict"] == "known"
+    assert row["cases"] == 120
+
+    promoted = home.run(good, *QUICK)
+    assert promoted.returncode == 1, promoted.stdout
+    assert "promote" in promoted.stdout
+
+
+def test_shards_of_several_machines_merge_to_the_whole(
+    tmp_path: Path, broken: Path
+) -> None:
+    whole = Home(folder=tmp_path / "whole")
+    whole.run(broken, *QUICK)
+    parts = Home(folder=tmp_path / "parts")
+    for shard in ("0", "1"):
+        parts.run(broken, *QUICK, "--num-shards", "2", "--shard-id", shard)
+    runs = sorted(map(str, (parts.reports / "runs").iterdir()))
+    merged = tmp_path / "merged"
+    done = subprocess.run(
+        [sys.executable, "-m", "reports", "merge", *runs, "-o", str(merged)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((merged / "report.json").read_text())
+    assert report["properties"] == report_of(whole)["properties"]
+
+
+def test_the_verdict_survives_the_controller(home: Home, broken: Path) -> None:
+    process = subprocess.Popen(
+        home.command(broken, "--cases", "200000", "--seed", "1", "-n", "2"),
+        env=home.environment(),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not any(home.cases.glob("*/repro.py")):
+        assert time.monotonic() < deadline, "nothing was found and saved in time"
+        time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    shown = subprocess.run(
+        [sys.executable, "-m", "reports", "show"],
+        env=home.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "TOY-BLOCKS" in shown.stdout
+    assert "exit 2" in shown.stdout or "exit 1" in shown.stdout
+    assert re.search(r"incomplete|did not finish|never finished", shown.stdout)
+
+
+def test_a_worker_that_dies_voids_the_run_and_loses_nothing(
+    home: Home, broken: Path
+) -> None:
+    process = subprocess.Popen(
+        home.command(broken, "--cases", "60000", "--seed", "1", "-n", "2"),
+        env=home.environment(),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    logs: list[Path] = []
+    while not logs:
+        assert time.monotonic() < deadline, "nothing was found in time"
+        time.sleep(0.2)
+        logs = [
+            path
+            for path in (home.reports / "runs").glob("*/events-gw*.jsonl")
+            if '"event":"found"' in path.read_text()
+        ]
+    victim = int(logs[0].stem.rpartition("-")[2])
+    os.kill(victim, signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode in {1, 2}, output
+    assert "TOY-BLOCKS" in output
+    assert "crashed" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--num-shards", "2", "--shard-id", "2"), "expected 0 to 1"),
+        (("--num-shards", "99"), "use at most as many machines"),
+        (("--minutes", "5"), "--profile soak"),
+        (("--replay", "toy-00000000"), "no such saved fault"),
+        (("--targets", "/nowhere"), "is not a folder"),
+        (("--profile", "weekly"), "invalid choice"),
+        (("--cases", "0"), "invalid"),
+    ],
+)
+def test_wrong_options_are_refused_with_what_to_do(
+    home: Home, good: Path, options: tuple[str, ...], told: str
+) -> None:
+    done = home.run(good, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert told in done.stdout + done.stderr
+
+
+def test_a_tree_that_is_not_there_exits_2(home: Home, tmp_path: Path) -> None:
+    done = home.run(tmp_path / "nothing")
+    assert done.returncode == 2
+    assert "nothing" in done.stdout + done.stderr
+
+
+def test_soak_ends_when_its_time_is_over(home: Home, good: Path) -> None:
+    started = time.monotonic()
+    done = home.run(good, "--profile", "soak", "--minutes", "0.05", "--cases", "320")
+    assert time.monotonic() - started < 60
+    row = next(r for r in report_of(home)["rows"] if r["invariant"] == "TOY-BLOCKS")
+    assert row["cases"] >= 320, done.stdout
+
+
+def test_collection_is_free_of_torch_and_vllm() -> None:
+    code = (
+        "import sys, pytest; pytest.main(['fuzz', '--collect-only', '-q']);"
+        "print('LOADED', sorted({'torch', 'vllm', 'triton'} & set(sys.modules)))"
+    )
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "LOADED []" in done.stdout
+    assert "test_control[canary]" in done.stdout
+    # Two seconds is the aim on a quiet machine; CI shares its cores.
+    assert time.monotonic() - started < 6
