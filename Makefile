@@ -29,6 +29,9 @@ $(STAMP): requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --no-deps -r requirements.lock
 	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(PY) -c 'import torch' || { echo "torch cannot be imported: the package index" \
+	"serves its CUDA build as torch 2.13.0. Let pip find the CPU build (its index in" \
+	"PIP_EXTRA_INDEX_URL or its wheel in PIP_FIND_LINKS) and run make again"; exit 1; }
 	touch $(STAMP)
 
 # The report is shown whatever pytest said, and pytest's exit status is kept: 0 green,
@@ -55,7 +58,7 @@ lock:
 	  $(VENV).lock/bin/python -m pip freeze --all --exclude pip --exclude kvfuzz \
 	  | sed 's/+cpu$$//'; } > requirements.lock.new
 	mv requirements.lock.new requirements.lock
-	rm -rf $(VENV).lock
+	rm -rf $(VENV).lock build
 
 clean:
 	rm -rf $(VENV) $(VENV).lock build dist .mypy_cache .ruff_cache .pytest_cache \

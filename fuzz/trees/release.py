@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # The newest release that this project was verified on.
 DEFAULT_RELEASE = "0.33.0"
 
-RELEASE_PATTERN = re.compile(r"\d+(\.\d+){1,3}(rc\d+)?(\.post\d+)?")
+RELEASE_PATTERN = re.compile(r"\d+\.\d+\.\d+(rc\d+)?(\.post\d+)?")
 
 # SHA-256 of the linux x86-64 wheels that were seen and tested. Other releases are held
 # to their own RECORD only.
@@ -219,6 +219,8 @@ def _explain_pip(version: str, log: str) -> str:
             f"the disk is full: vLLM {version} needs about 450 MB while it is fetched. "
             "Make room or set KVFUZZ_CACHE to a folder on another disk"
         )
+    if "is invalid" in log or "BadZipFile" in log or "unexpected EOF" in log:
+        return _damaged("that pip got", version, ending)
     known = re.search(r"\(from versions: (.*?)\)", log, flags=re.DOTALL)
     if known and known[1].strip() not in ("", "none"):
         newest = ", ".join(known[1].replace("\n", " ").split(", ")[-5:])

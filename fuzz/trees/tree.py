@@ -128,7 +128,7 @@ def read_verified(folder: Path, *, remedy: str) -> dict[str, object] | None:
     """
     try:
         text = (folder / "manifest.json").read_text(encoding="utf-8")
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"the manifest of the tree in {folder} cannot be read ({error}): {remedy}"
