@@ -1,0 +1,1 @@
+"""Measurements of the harness, each a command that prints its figures."""
