@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from reports.document import Finding, Report, Row, property_name
+from reports.text import counted
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +194,7 @@ def _parts_missing(report: Report) -> Iterator[Reason]:
             name = property_name(row.target, row.origin)
             unrun[name] = unrun.get(name, 0) + 1
     for name, rows in unrun.items():
-        yield _untold(f"not run: {name} ({rows} rows) was not selected")
+        yield _untold(f"not run: {name} ({counted(rows, 'row')}) was not selected")
     if report.machines and not report.controls:
         yield _untold("no control was looked for: nothing shows that faults are found")
     told = {each.id for each in report.replays} | {each.id for each in report.findings}

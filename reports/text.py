@@ -42,7 +42,7 @@ def counted(count: int, noun: str) -> str:
 
 def duration(seconds: float) -> str:
     """``9.4 s``, ``3 min 20 s``, ``7 h 5 min``."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest_s = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -4,11 +4,13 @@
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from reports.events import (
     CatalogueEntry,
     ControlFinished,
     Event,
+    EventLog,
     Found,
     LedgerRecord,
     Origin,
@@ -219,3 +221,28 @@ def a_run(
     if finished:
         events.append(RunFinished(seconds=61.0))
     return events
+
+
+def write(folder: Path, events: list[Event], *, files: int = 1) -> Path:
+    """Spread events over the files of a run's folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    logs = [EventLog(folder / f"events-gw{number}.jsonl") for number in range(files)]
+    for number, event in enumerate(events):
+        logs[number % files].write(event)
+    for log in logs:
+        log.close()
+    return folder
+
+
+def machine(shard_id: int, *, num_shards: int = 2, seed: int = 7) -> list[Event]:
+    """What one of several machines writes."""
+    names = [name for name in SHARDS if int(name[-1]) % num_shards == shard_id]
+    return a_run(
+        start=started(
+            run=f"run-{shard_id}",
+            num_shards=num_shards,
+            shard_id=shard_id,
+            seed=seed,
+            shards=tuple(names),
+        )
+    )
