@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from reports import base
 from reports.base import BaseReplay, replay_in_process
 from reports.commands import main
 from reports.document import Report
@@ -255,7 +254,7 @@ def answering(
         commands.append(command)
         return subprocess.CompletedProcess(command, code, out.encode(), error.encode())
 
-    monkeypatch.setattr(base.subprocess, "run", run)
+    monkeypatch.setattr("reports.base.subprocess.run", run)
     return commands
 
 
@@ -280,7 +279,8 @@ def test_the_base_is_asked_by_a_command_and_its_line_is_read(
         ("", -11, "no answer; exit code -11: Traceback: it broke"),
         (line("REPRODUCED", "another-1"), 1, "no answer; exit code 1"),
         (line("CURED"), 0, "no answer; exit code 0"),
-        (line("FIXED"), 1, "FIXED, yet its exit code is 1"),
+        (line("FIXED"), 2, "FIXED, yet its exit code is 2"),
+        (line("NOT_APPLICABLE"), 1, "NOT_APPLICABLE, yet its exit code is 1"),
         (line("REPRODUCED"), 0, "REPRODUCED, yet its exit code is 0"),
     ],
 )
@@ -291,6 +291,13 @@ def test_an_answer_that_proves_nothing_is_an_error(
     answer = replay_in_process(FAULT, "0.20.1")
     assert answer.outcome == "ERRORED"
     assert message in answer.message
+
+
+def test_a_fault_that_is_gone_where_another_shows_is_fixed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answering(monkeypatch, line("FIXED"), 1)
+    assert replay_in_process(FAULT, "0.20.1").outcome == "FIXED"
 
 
 def test_an_id_that_is_an_option_is_not_passed_on(
@@ -308,7 +315,7 @@ def test_a_base_that_never_answers_is_an_error(
     def run(command: list[str], **_: object) -> None:
         raise subprocess.TimeoutExpired(command, 1800)
 
-    monkeypatch.setattr(base.subprocess, "run", run)
+    monkeypatch.setattr("reports.base.subprocess.run", run)
     answer = replay_in_process(FAULT, "0.20.1")
     assert (answer.outcome, answer.message) == ("ERRORED", "no answer within 1800 s")
 
