@@ -10,20 +10,18 @@ import pkgutil
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import msgspec
-from hypothesis.strategies import SearchStrategy
 
 from fuzz import rooms as rooms_module
 from fuzz.canary import search_canary, sings
-from fuzz.edits import Edit, fitting
 from fuzz.execution import Executor
+from fuzz.planted import find_control
 from fuzz.profiles import Profile, derived_seed
-from fuzz.rooms import Rooms, RoomsError
+from fuzz.rooms import Rooms
 from fuzz.runtime import Control
 from fuzz.search import Fault, SearchResult, search
 from fuzz.trees import Tree, activate
@@ -124,12 +122,10 @@ class Worker:
             self.write(WorkerStarted(worker=self.name, startup_s=startup_s))
         return self._executor
 
-    def judge(
-        self, rooms: Rooms, *, edits: tuple[Edit, ...] = ()
-    ) -> Callable[[object], Judgement]:
+    def judge(self, rooms: Rooms) -> Callable[[object], Judgement]:
         """A function that runs a case of a target and judges what it observed."""
-        executor = self.executor
-        return lambda case: executor.judge(rooms, case, edits=edits)
+        executor, silenced = self.executor, self.run.silenced
+        return lambda case: executor.judge(rooms, case, silenced=silenced)
 
     def present(self, target: str) -> Rooms:
         """The rooms of a target that this tree has.
@@ -316,7 +312,7 @@ def find_controls(worker: Worker, target: str) -> bool:
     controls: tuple[Control, ...] = rooms_module.target_module(target).CONTROLS
     spent, missed = 0, []
     for control in controls:
-        result = _find_control(worker, rooms, control)
+        result = find_control(worker.executor, rooms, control, seed=worker.run.seed)
         spent += result.cases
         if not result.faults:
             missed.append(f"{control.name}: not found within {control.cases} cases")
@@ -328,40 +324,6 @@ def find_controls(worker: Worker, target: str) -> bool:
         )
     )
     return not missed
-
-
-def _find_control(worker: Worker, rooms: Rooms, control: Control) -> SearchResult:
-    edits = (fitting(control.edits),) if control.edits else ()
-    planted, unplanted = worker.judge(rooms, edits=edits), worker.judge(rooms)
-
-    def only_planted(case: object) -> Judgement:
-        judgement = planted(case)
-        broken = [v for v in judgement.violations if v.invariant == control.invariant]
-        if broken and edits:
-            # What the tree does wrong by itself proves nothing of the plant.
-            own = {violation.key for violation in unplanted(case).violations}
-            broken = [violation for violation in broken if violation.key not in own]
-        return replace(judgement, violations=tuple(broken))
-
-    return search(
-        cases=_control_cases(rooms, control),
-        judge=only_planted,
-        seed=derived_seed(worker.run.seed, "control", control.name),
-        budget=control.cases,
-        shrink_cases=0,
-        first_only=True,
-    )
-
-
-def _control_cases(rooms: Rooms, control: Control) -> SearchStrategy[Any]:
-    if control.edits:
-        return rooms.cases(origin=control.origin)
-    if rooms.control_cases is None:
-        raise RoomsError(
-            f"control {control.name!r} has no edits, and strategies.{rooms.name} has "
-            "no control_cases(); give it one of them"
-        )
-    return rooms.control_cases()
 
 
 def find_canary(worker: Worker) -> bool:

@@ -15,7 +15,7 @@ from fuzz.isolation import Culprit, Isolation, Outcome
 from fuzz.rooms import Rooms, target_module
 from fuzz.runtime import Runtime
 from fuzz.trees import Tree, activate
-from invariants.model import Death, FaultKey, Judgement, decode, encode
+from invariants.model import Death, Judgement, decode, encode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Executor:
         *,
         edits: tuple[Edit, ...] = (),
         fresh: bool = False,
-        silenced: frozenset[FaultKey] = frozenset(),
+        silenced: frozenset[str] = frozenset(),
     ) -> Judgement:
         """Run a case and judge what it observed.
 
@@ -118,7 +118,7 @@ class Executor:
             case: As there.
             edits: As there.
             fresh: As there.
-            silenced: Faults that are known and need no confirmation.
+            silenced: Ids of faults that are known and need no confirmation.
 
         Raises:
             Exception: As `execute`.
@@ -129,7 +129,7 @@ class Executor:
         text = encode(case)
         outcome = place.isolation.outcome(rooms.name, text, edits=edits, fresh=fresh)
         judgement = rooms.judge(case, _observation(rooms, outcome.result))
-        broken = {violation.key for violation in judgement.violations} - silenced
+        broken = {each.key.id for each in judgement.violations} - silenced
         if not broken or not outcome.earlier:
             return judgement
         alone = place.isolation.run(rooms.name, text, edits=edits, fresh=True)

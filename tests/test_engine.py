@@ -1,4 +1,4 @@
-"""`pytest fuzz/` as people run it: exit codes, the last screen, workers, seeds, shards."""
+"""`pytest fuzz/` as people run it: exit codes, screens, workers, seeds, shards."""
 
 import json
 import os
