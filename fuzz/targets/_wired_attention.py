@@ -1,0 +1,211 @@
+"""Wired launches of attention: tensors as a release makes them, by its own code.
+
+The pool is viewed by the release's cache-view code, scratch and metadata come from its
+builder, and `TritonAttentionImpl.forward` says what it would launch with. What differs
+between releases lies here.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fuzz.targets._paged_cache import KEY_DEQUANT, VALUE_DEQUANT, softmax_scale
+from fuzz.targets._sparse_pool import SparsePool, sparse_pool
+from fuzz.targets._verify_batch import Batch
+from invariants.verify_attention import Case
+
+
+class NotInThisReleaseError(Exception):
+    """A wired configuration that the release never makes; says which."""
+
+
+class _NoFill(TorchFunctionMode):
+    """The tree fills whole scale caches with ones; a sparse pool cannot be touched."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.Tensor.fill_:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def wired_arguments(
+    case: Case, batch: Batch
+) -> Iterator[tuple[SparsePool, dict[str, Any]]]:
+    """The arguments of `unified_attention` that the release's backend would pass.
+
+    Raises:
+        NotInThisReleaseError: When the release never makes such a pool.
+    """
+    from vllm.v1.attention.backends import triton_attn
+
+    spec = _wired_spec(case)
+    size = spec.page_size_bytes * case.layout.pool_blocks * case.layers
+    fp8 = case.cache == "fp8"
+    layer = SimpleNamespace(
+        _q_scale=torch.tensor(1.0),
+        _q_scale_float=1.0,
+        _k_scale=torch.tensor(KEY_DEQUANT if fp8 else 1.0),
+        _v_scale=torch.tensor(VALUE_DEQUANT if fp8 else 1.0),
+    )
+    implementation = triton_attn.TritonAttentionImpl(
+        num_heads=case.shape.heads,
+        head_size=case.shape.head_size,
+        scale=softmax_scale(case),
+        num_kv_heads=case.shape.kv_heads,
+        alibi_slopes=None,
+        sliding_window=case.window or None,
+        kv_cache_dtype=case.cache,
+    )
+    launched: list[dict[str, Any]] = []
+    real = triton_attn.unified_attention
+    with sparse_pool(size) as pool:
+        kv_cache = _wired_view(case, spec, pool.bytes[:size].view(torch.int8))
+        metadata = _wired_metadata(case, spec, batch)
+        unused = torch.empty(0)
+        triton_attn.unified_attention = lambda **arguments: launched.append(arguments)
+        try:
+            with _NoFill():
+                implementation.forward(
+                    layer, batch.query, unused, unused, kv_cache, metadata, batch.out
+                )
+        finally:
+            triton_attn.unified_attention = real
+        (arguments,) = launched
+        yield pool, arguments
+
+
+def _wired_spec(case: Case) -> Any:
+    """The layer's spec as the release makes it, padded as its page unifier pads."""
+    from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, get_kv_quant_mode
+
+    dtype = (
+        getattr(torch, case.dtype)
+        if case.cache == "auto"
+        else STR_DTYPE_TO_TORCH_DTYPE[case.cache]
+    )
+    spec = FullAttentionSpec(
+        block_size=case.block_size,
+        num_kv_heads=case.shape.kv_heads,
+        head_size=case.shape.head_size,
+        dtype=dtype,
+        kv_quant_mode=get_kv_quant_mode(case.cache),
+    )
+    customize = getattr(TritonAttentionBackend, "customize_spec", None)
+    if customize is not None:
+        spec = customize(spec)
+    if case.padding:
+        spec = replace(spec, page_size_padded=spec.page_size_bytes + case.padding)
+    return spec
+
+
+def _wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
+    """The layer's view of the raw pool, by the release's own code."""
+    from vllm.v1 import kv_cache_interface
+    from vllm.v1.worker.gpu import attn_utils
+
+    blocks = case.layout.pool_blocks
+    if hasattr(kv_cache_interface, "create_kv_cache_views"):
+        order = "BL" if case.layers > 1 else "LB"
+        inner = "HNC" if case.heads_first else "NHC"
+        layout = kv_cache_interface.KVCacheLayout[order + inner]
+        layer_stride, block_stride, *_ = kv_cache_interface.compute_layout_strides(
+            spec, blocks, case.layers, layout
+        )
+        placed = kv_cache_interface.KVCacheTensor(
+            size=raw.numel(),
+            layers=[f"layer.{number}" for number in range(case.layers)],
+            layer_stride=layer_stride,
+            block_stride=block_stride,
+        )
+        views = kv_cache_interface.create_kv_cache_views(
+            raw, spec, blocks, layout, placed
+        )
+        last: torch.Tensor = views[-1]
+        return last
+    if case.layers > 1:
+        raise NotInThisReleaseError("this release gives each layer a pool of its own")
+    padded = hasattr(attn_utils, "_reshape_attention_kv_cache")
+    if case.padding and not padded:
+        raise NotInThisReleaseError("this release pads no attention page")
+    return _reshaped(case, spec, raw)
+
+
+def _reshaped(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
+    """Up to 0.32: `_reshape_kv_cache` of v1/worker/gpu/attn_utils.py."""
+    from vllm.v1.attention.backends import triton_attn, utils
+    from vllm.v1.worker.gpu import attn_utils
+
+    backend = triton_attn.TritonAttentionBackend
+    reshape = attn_utils._reshape_kv_cache  # noqa: SLF001 - the release's own code
+    utils.set_kv_cache_layout("HND" if case.heads_first else "NHD")
+    try:
+        if "attn_backends" in inspect.signature(reshape).parameters:
+            group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)
+            config = SimpleNamespace(kv_cache_groups=[group])
+            made = reshape(config, {"layer": raw}, {"layer": backend}, case.cache)
+        else:
+            group = SimpleNamespace(
+                kv_cache_group_id=0,
+                kv_cache_spec=spec,
+                layer_names=["layer"],
+                backend=backend,
+            )
+            made = reshape([group], {"layer": raw}, case.cache, [case.block_size], {})
+    finally:
+        utils.set_kv_cache_layout(None)
+    view: torch.Tensor = made["layer"]
+    return view
+
+
+def _wired_metadata(case: Case, spec: Any, batch: Batch) -> Any:
+    """Metadata and split-KV scratch by the release's builder, sized for this batch."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
+
+    shape, requests = case.shape, len(case.query_lens)
+    model = SimpleNamespace(
+        get_num_attention_heads=lambda _: shape.heads,
+        get_num_kv_heads=lambda _: shape.kv_heads,
+        get_head_size=lambda: shape.head_size,
+        rswa_window=None,
+    )
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=None,
+        compilation_config=SimpleNamespace(
+            cudagraph_mode=None, static_forward_context={}
+        ),
+        scheduler_config=SimpleNamespace(max_num_seqs=requests),
+        speculative_config=SimpleNamespace(
+            num_speculative_tokens=max(case.query_lens) - 1, parallel_drafting=False
+        ),
+    )
+    builder = TritonAttentionMetadataBuilder(
+        spec, ["layer"], config, torch.device("cpu")
+    )
+    for scratch in ("output", "max", "expsum"):
+        getattr(builder, f"softmax_segm_{scratch}").fill_(torch.nan)
+    common = CommonAttentionMetadata(
+        query_start_loc=batch.cu_query,
+        query_start_loc_cpu=batch.cu_query,
+        seq_lens=batch.used,
+        num_reqs=requests,
+        num_actual_tokens=len(batch.query),
+        max_query_len=max(case.query_lens),
+        max_seq_len=max(case.layout.num_tokens),
+        block_table_tensor=batch.table,
+        slot_mapping=torch.empty(0, dtype=torch.int64),
+        causal=True,
+    )
+    return builder.build(0, common)
