@@ -95,8 +95,13 @@ def _plain(value: Any) -> Any:
     return getattr(value, "fn", value)
 
 
-def _recompiled(module: ModuleType, function: str, source: str) -> Any:
+def _recompiled(module: ModuleType, holder: Any, function: str, source: str) -> Any:
     """Run a function's new source in its module's namespace; give what it defines."""
+    last = function.rsplit(".", 1)[-1]
+    if isinstance(holder, type):
+        # `super()` without arguments finds its class in a variable around the method.
+        body = textwrap.indent(source, "    ")
+        source = f"def method_of(__class__):\n{body}\n    return {last}\n"
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
     filename = f"<edited {module.__name__}:{function} {digest}>"
     # Triton and inspect read a function's source through linecache.
@@ -104,7 +109,14 @@ def _recompiled(module: ModuleType, function: str, source: str) -> Any:
     linecache.cache[filename] = (len(source), None, lines, filename)
     defined: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), module.__dict__, defined)  # noqa: S102 (the tree's own source, edited)
-    return defined[function.rsplit(".", 1)[-1]]
+    if not isinstance(holder, type):
+        return defined[last]
+    method = defined["method_of"](holder)
+    plain = _plain(method)
+    # Tracebacks name the method as the tree does.
+    plain.__qualname__ = function
+    plain.__code__ = plain.__code__.replace(co_qualname=function)
+    return method
 
 
 def _edited(edit: SourceEdit) -> tuple[Any, Any, Any]:
@@ -116,7 +128,7 @@ def _edited(edit: SourceEdit) -> tuple[Any, Any, Any]:
             f"{edit.function} of {module.__name__} holds the text {edit.old!r} "
             f"{count} times; an edit needs it exactly once"
         )
-    new = _recompiled(module, edit.function, source.replace(edit.old, edit.new))
+    new = _recompiled(module, holder, edit.function, source.replace(edit.old, edit.new))
     return holder, current, new
 
 
