@@ -216,9 +216,9 @@ def _write(folder: Path, saved: Saved) -> None:
         failure = ScriptError(f"{folder / 'case.json'} was saved; no repro.py: {error}")
     if folder.exists():
         for name, content in files.items():
-            temporary = folder / f".{name}.tmp"
-            _write_synced(temporary, content)
-            temporary.replace(folder / name)
+            _write_synced(folder / f".{name}.tmp", content)
+        for name in files:
+            (folder / f".{name}.tmp").replace(folder / name)
     else:
         temporary = folder.with_name(f".{folder.name}.tmp")
         temporary.mkdir()
