@@ -22,14 +22,7 @@ from invariants.specs import (
 )
 
 LayerKind = Literal["full", "sliding_window", "mamba"]
-CacheDtype = Literal[
-    "auto",
-    "fp8",
-    "int8_per_token_head",
-    "fp8_per_token_head",
-    "turboquant_k8v4",
-    "turboquant_4bit_nc",
-]
+CacheDtype = Literal["auto", "fp8", "int8_per_token_head", "fp8_per_token_head"]
 Small = Annotated[int, msgspec.Meta(ge=1, le=1024)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**20)]
 
@@ -39,12 +32,10 @@ class TargetModel:
     """The model that is served; sizes are totals over all tensor-parallel ranks.
 
     Attributes:
-        layers: Kinds in order; with no `mamba` in it the model is not hybrid.
-        states: Which recurrent layer its `mamba` layers are: gated delta rule
-            (Qwen3-Next, Qwen3.5) or Mamba-2 (Bamba).
+        layers: Kinds in order; its `mamba` layers are gated delta rule layers, as in
+            Qwen3-Next and Qwen3.5. With none of them the model is not hybrid.
         state_dtype: The recurrent state's; `auto` leaves it to the release.
-        state_heads: Value heads of the state; `state_key_heads` its key heads (Mamba-2:
-            groups).
+        state_heads: Value heads of the state; `state_key_heads` its key heads.
         state_head_size: Rows of a head's state, `state_size` its columns.
         conv_kernel: Width of the short convolution.
         window: Sliding window of its `sliding_window` layers, in tokens.
@@ -56,7 +47,6 @@ class TargetModel:
     dtype: Literal["bfloat16", "float16", "float32"]
     cache_dtype: CacheDtype
     window: Count
-    states: Literal["gdn", "mamba2"]
     state_dtype: Literal["auto", "float32"]
     state_heads: Small
     state_key_heads: Small
@@ -207,8 +197,6 @@ def _attention_unlike(config: HybridConfig, number: int, spec: LayerSpec) -> str
     for cache in stored:
         if cache == "auto":
             allowed.add(plain * DTYPE_BYTES[target.dtype])
-        elif cache.startswith("turboquant"):
-            return None  # its packing is its own
         else:
             scales = 2 * SCALE_BYTES if cache.endswith("per_token_head") else 0
             allowed.add(plain + scales)
@@ -224,16 +212,13 @@ def _state_unlike(config: HybridConfig, state: MambaState) -> str | None:
     channels = target.state_heads * target.state_head_size
     channels += 2 * target.state_key_heads * target.state_size
     # A draft step keeps the convolution's inputs of every drafted token.
-    widths = {target.conv_kernel - 1 + drafted}
-    if target.states == "mamba2":
-        widths.add(target.conv_kernel - 1)
-    convolution = {channels // ranks * width for width in widths}
+    convolution = channels // ranks * (target.conv_kernel - 1 + drafted)
     recurrent = target.state_heads // ranks * target.state_head_size * target.state_size
     sizes = [prod(shape) for shape in state.shapes]
-    if len(sizes) != 2 or sizes[0] not in convolution or sizes[1] != recurrent:
+    if sizes != [convolution, recurrent]:
         return (
-            f"states of {sizes} elements where the model has {sorted(convolution)} "
-            f"and {recurrent}"
+            f"states of {sizes} elements where the model has {convolution} and "
+            f"{recurrent}"
         )
     if state.num_speculative_blocks != drafted:
         return f"{state.num_speculative_blocks} blocks for {drafted} drafted tokens"

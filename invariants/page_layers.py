@@ -133,9 +133,10 @@ def _changed(old: LayerSpec, new: LayerSpec, *, promoted: bool) -> str | None:
         return f"kind {old.kind} became {new.kind}"
     if old.mamba != new.mamba:
         return f"state {old.mamba} became {new.mamba}"
-    before, after = _stored(old.attention), _stored(new.attention)
-    if promoted and before is not None and after is not None:
-        before, after = replace(before, window=None), replace(after, window=None)
+    # Full attention notes the window of layers that it was merged with or was made of.
+    windowed = new.kind in WINDOWED
+    before = _stored(old.attention, windowed=windowed)
+    after = _stored(new.attention, windowed=windowed)
     if before != after:
         return f"{before} became {after}"
     multiple = 1 if old.mamba is not None else new.block_size // old.block_size
@@ -144,6 +145,8 @@ def _changed(old: LayerSpec, new: LayerSpec, *, promoted: bool) -> str | None:
     return None
 
 
-def _stored(shape: AttentionShape | None) -> AttentionShape | None:
+def _stored(shape: AttentionShape | None, *, windowed: bool) -> AttentionShape | None:
+    if shape is None:
+        return None
     # A group's merged spec has its padded page and no longer the reason for it.
-    return None if shape is None else replace(shape, alignment=None)
+    return replace(shape, alignment=None, window=shape.window if windowed else None)

@@ -115,7 +115,7 @@ def group_faults(plan: Plan, may_pad: tuple[Kind, ...]) -> list[Fault]:
     names = Counter(layer.name for group in plan.groups for layer in group)
     given = {layer.name: layer for layer in plan.layers}
     faults: list[Fault] = []
-    if names != Counter(given):
+    if names != Counter(given.keys()):
         off = sorted(n for n in {*names, *given} if names[n] != (n in given))
         faults.append(
             Fault(

@@ -7,6 +7,8 @@ from invariants.specs import Kind, content_bytes, family
 
 REFUSAL = "NotImplementedError"
 BAD_VALUE = "ValueError"
+# Says in its message that an aligned block must fit a step's tokens.
+BLOCK_CHECK = "VllmConfig.validate_block_size"
 
 
 def refusal_faults(
@@ -14,9 +16,10 @@ def refusal_faults(
 ) -> list[Fault] | None:
     """Judge a plan that raised: None when the error is not a documented one.
 
-    Documented are ValueError for too little memory, for layers that cannot become one
-    type with the hybrid manager off and for a block size that no backend takes, and
-    NotImplementedError for pages that cannot be unified.
+    Documented are the check of the aligned block size, ValueError for too little
+    memory, for layers that cannot become one type with the hybrid manager off and for
+    a block size that no backend takes, and NotImplementedError for pages that cannot
+    be unified.
     """
     assert plan.raised is not None
     where = (plan.raised.type, plan.stage)
@@ -30,7 +33,7 @@ def refusal_faults(
     elif where == (BAD_VALUE, "configs"):
         needed = not _ample(config, plan)
         text = f"refused memory of {plan.memory_bytes} bytes, enough for a request"
-    elif where == (BAD_VALUE, "align"):
+    elif where == (BAD_VALUE, "align") or plan.raised.site == BLOCK_CHECK:
         return []
     else:
         return None
@@ -51,13 +54,13 @@ def plan_labels(config: HybridConfig, plan: Plan) -> set[str]:
     target, drafter, served = config.target, config.drafter, config.deployment
     states = [layer for layer in plan.layers if layer.spec.mamba is not None]
     drafted = plan.layers[len(target.layers) :]
-    needed = (
-        blocks_needed(plan.groups, served, at_most=False) if plan.memory_bytes else 0
-    )
-    spare = [
-        memory // bytes_per_block(plan.groups, stage) - needed
-        for memory, stage in zip(plan.memory_bytes, plan.stages, strict=True)
-    ]
+    spare = []
+    if plan.memory_bytes:
+        needed = blocks_needed(plan.groups, served, at_most=False)
+        spare = [
+            memory // bytes_per_block(plan.groups, stage) - needed
+            for memory, stage in zip(plan.memory_bytes, plan.stages, strict=True)
+        ]
     too_little = plan.stage == "configs" and plan.raised is not None
     shown = {
         "state": "mamba" in target.layers,

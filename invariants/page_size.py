@@ -125,7 +125,7 @@ def _escape(
         f"{layer.spec.kind} {layer.page_bytes}{' (padded)' if is_padded(layer) else ''}"
         for layer in layers
     )
-    text = f"{raised.type} {raised.message!r:.200} for pages: {shown}"
+    text = f"{raised.type} {raised.message!r:.200} for pages: {shown or 'none yet'}"
     fault = Fault(law, text)
     return _violation(fault, origin=origin, site=raised.site, raised=raised)
 
@@ -158,9 +158,7 @@ def _judge_unify(calls: UnifyCalls, observation: Observation) -> Judgement:
             labels.add("changed")
         judged |= {law.id for law in INVARIANTS if "unified" in (law.contract or ())}
         faults += _unified_faults(calls, observation)
-    violations += [
-        _violation(fault, origin="contract", site=UNIFY) for fault in faults
-    ]
+    violations += [_violation(fault, origin="contract", site=UNIFY) for fault in faults]
     return Judgement(
         judged=frozenset(judged),
         violations=tuple(violations),
@@ -219,7 +217,9 @@ def _judge_plan(
     answer = "PAGE-PLAN-PADDED" if padded else "PAGE-PLAN-ANSWER"
     judged = {answer}
     violations = []
-    faults = [("build", fault) for fault in built_faults(config, plan.layers)]
+    faults = [
+        ("get_kv_cache_spec", fault) for fault in built_faults(config, plan.layers)
+    ]
     if plan.layers:
         judged.add("PAGE-BUILT")
     if plan.raised is not None:

@@ -145,7 +145,12 @@ def escaped(error: BaseException) -> Raised:
     return Raised(type=type(error).__name__, message=str(error)[:2000], site=site)
 
 
-def _value(spec: Any) -> LayerSpec:
+def kind_of(spec: Any) -> Kind:
+    """The kind of a tree's spec object.
+
+    Raises:
+        ValueError: An object of a class that is not modelled.
+    """
     from vllm.v1 import kv_cache_interface as interface
 
     kinds: tuple[tuple[Any, Kind], ...] = (
@@ -156,12 +161,17 @@ def _value(spec: Any) -> LayerSpec:
         (interface.ChunkedLocalAttentionSpec, "chunked_local"),
         (interface.MambaSpec, "mamba"),
     )
-    kind = next((kind for known, kind in kinds if isinstance(spec, known)), None)
-    if kind is None:
-        raise ValueError(
-            f"a spec of class {type(spec).__name__} is not modelled; known: "
-            f"{', '.join(known.__name__ for known, _ in kinds)}"
-        )
+    for known, kind in kinds:
+        if isinstance(spec, known):
+            return kind
+    raise ValueError(
+        f"a spec of class {type(spec).__name__} is not modelled; known: "
+        f"{', '.join(known.__name__ for known, _ in kinds)}"
+    )
+
+
+def _value(spec: Any) -> LayerSpec:
+    kind = kind_of(spec)
     if kind == "mamba":
         return LayerSpec(
             kind=kind,

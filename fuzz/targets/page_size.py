@@ -1,14 +1,15 @@
 """Runs page-size unification and the planning of KV caches on a case.
 
 Contract cases call `unify_kv_cache_spec_page_size` on specs made as the case says;
-wired ones go through `_hybrid_plan`. Planning moved from `v1/core/kv_cache_utils.py` (up to
-0.32) to `v1/core/kv_cache_planning.py`.
+wired ones go through `_hybrid_plan`. Planning moved from `v1/core/kv_cache_utils.py`
+(up to 0.32) to `v1/core/kv_cache_planning.py`.
 """
 
 from typing import Any
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._hybrid_plan import planned
 from fuzz.targets._kv_cache_specs import (
     PLANNING_MODULES,
     UNIFY_FUNCTION,
@@ -54,7 +55,8 @@ def run(case: Case) -> Observation:
     if case.config is None:
         calls = _unify_calls(case.layers)
         return Observation(may_pad=may_pad, must_pad=must_pad, unify=calls)
-    return Observation(may_pad=may_pad, must_pad=must_pad)
+    plan = planned(case.config)
+    return Observation(may_pad=may_pad, must_pad=must_pad, plan=plan)
 
 
 def _unify_calls(layers: tuple[LayerSpec, ...]) -> UnifyCalls:
