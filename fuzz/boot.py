@@ -58,9 +58,8 @@ class KernelLaunchError(RuntimeError):
 def prepare(*, platform: str, triton: str) -> None:
     """Make this process, and those it starts, fit to import vLLM.
 
-    Call it once, before anything imports vLLM. A second call with the same arguments
-    does nothing. `vllm` must be importable from `sys.path` by then or later; a
-    distribution of that name is only needed for real plugins, never for its version.
+    Call it once, before anything imports vLLM; again with the same arguments, it does
+    nothing. No distribution named vllm needs to be installed.
 
     Args:
         platform: What vLLM is to believe it runs on; one of `PLATFORMS`.
@@ -221,15 +220,11 @@ def _install_stub_driver() -> None:
     from triton.backends.compiler import BaseBackend, GPUTarget
 
     class DeviceProperties:
-        """Limits of the described GPU (CUDA, capability 9.0), as Triton names them."""
+        """Bytes of shared memory of the described GPU (CUDA, capability 9.0)."""
 
         @staticmethod
         def get_device_properties(_device: int) -> dict[str, int]:
-            return {
-                "max_shared_mem": 232448,
-                "multiprocessor_count": 132,
-                "warpSize": 32,
-            }
+            return {"max_shared_mem": 232448}
 
     class StubDriver:
         """What JIT functions, the autotuner and vLLM's modules ask of a driver."""
@@ -255,10 +250,6 @@ def _install_stub_driver() -> None:
         @staticmethod
         def get_active_torch_device() -> torch.device:
             return torch.device("cpu")
-
-        @staticmethod
-        def get_device_interface() -> Any:
-            return torch.cuda
 
         @staticmethod
         def get_benchmarker() -> Callable[..., list[float]]:

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from fuzz.trees import DEFAULT_RELEASE, Tree, TreeError, release, resolve
+from fuzz.trees.tree import digest_of
+from fuzz.trees.wheel import unpack
 from tests.fake_vllm import FILES, offline_environment, write_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +48,7 @@ def refusal(spec: str | None, *, repair: bool = False) -> str:
 
 def unpacking_refusal(wheel: Path, target: Path) -> str:
     with pytest.raises(TreeError) as caught:
-        release.unpack(wheel, "9.9.1", target)
+        unpack(wheel, "9.9.1", target)
     return str(caught.value)
 
 
@@ -80,10 +82,10 @@ def test_a_release_becomes_a_tree_of_its_python_files(index: Path, cache: Path) 
 
 def test_the_digest_covers_names_and_contents_of_python_files(tmp_path: Path) -> None:
     names = {"vllm/a.py": "1", "vllm/b.py": "2", "vllm/c.json": "3"}
-    digest = release.digest_of(names)
-    assert digest == release.digest_of({**names, "vllm/c.json": "4"})
-    assert digest != release.digest_of({**names, "vllm/b.py": "4"})
-    assert digest != release.digest_of({"vllm/a.py": "1", "vllm/d.py": "2"})
+    digest = digest_of(names)
+    assert digest == digest_of({**names, "vllm/c.json": "4"})
+    assert digest != digest_of({**names, "vllm/b.py": "4"})
+    assert digest != digest_of({"vllm/a.py": "1", "vllm/d.py": "2"})
 
 
 def test_the_environment_names_the_release(

@@ -1,4 +1,4 @@
-"""Fetch a release of vLLM with pip, and unpack its Python files once.
+"""Fetch a release of vLLM with pip, and keep its Python files.
 
 The wheel is checked against pinned hashes and against its own RECORD; a tree appears in
 the cache in one rename, under a lock, so that any number of processes may ask at once.
@@ -6,21 +6,15 @@ the cache in one rename, under a lock, so that any number of processes may ask a
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
 import os
 import re
 import subprocess
 import sys
 import time
-import zipfile
-import zlib
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from fuzz.trees.tree import (
-    KEPT_SUFFIXES,
     Tree,
     TreeError,
     declare,
@@ -31,6 +25,7 @@ from fuzz.trees.tree import (
     staged,
     write_manifest,
 )
+from fuzz.trees.wheel import damaged, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +57,6 @@ WHEEL_PLATFORMS = (
     "manylinux2014_x86_64",
     "manylinux1_x86_64",
 )
-UNPACKED_BYTES_MAX = 2**30
 
 
 def release_tree(
@@ -220,7 +214,7 @@ def _explain_pip(version: str, log: str) -> str:
             "Make room or set KVFUZZ_CACHE to a folder on another disk"
         )
     if "is invalid" in log or "BadZipFile" in log or "unexpected EOF" in log:
-        return _damaged("that pip got", version, ending)
+        return damaged("that pip got", version, ending)
     known = re.search(r"\(from versions: (.*?)\)", log, flags=re.DOTALL)
     if known and known[1].strip() not in ("", "none"):
         newest = ", ".join(known[1].replace("\n", " ").split(", ")[-5:])
@@ -239,80 +233,4 @@ def _explain_pip(version: str, log: str) -> str:
     return (
         f"pip found no vLLM {version} where it looks: check the release's number and "
         f"pip's settings (pip config list). pip said: {ending}"
-    )
-
-
-def unpack(wheel: Path, version: str, site_packages: Path) -> None:
-    """Write the kept files of a wheel below `site_packages`, each checked by RECORD.
-
-    Raises:
-        TreeError: The wheel is damaged, or is not one of vLLM's of that version.
-    """
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            _unpack_members(archive, version, site_packages)
-    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-        raise TreeError(_damaged(wheel.name, version, str(error))) from error
-
-
-def _unpack_members(
-    archive: zipfile.ZipFile, version: str, site_packages: Path
-) -> None:
-    wheel = PurePosixPath(archive.filename or "").name
-    record = _read_record(archive, version)
-    wanted = {n for n in record if _is_kept(n)}
-    members = [m for m in archive.infolist() if _is_kept(m.filename)]
-    names = [m.filename for m in members]
-    problem = None
-    if len(names) != len(set(names)):
-        problem = "a file is in it twice"
-    elif set(names) != wanted:
-        problem = f"{min(set(names) ^ wanted)} is in only one of archive and RECORD"
-    elif "vllm/__init__.py" not in wanted:
-        problem = "vllm/__init__.py is not in it"
-    elif sum(m.file_size for m in members) > UNPACKED_BYTES_MAX:
-        problem = f"its Python files are larger than {UNPACKED_BYTES_MAX} bytes"
-    if problem:
-        raise TreeError(_damaged(wheel, version, problem))
-    for member in members:
-        path = PurePosixPath(member.filename)
-        if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
-            problem = f"the name {member.filename!r} leads out of the package"
-            raise TreeError(_damaged(wheel, version, problem))
-        content = archive.read(member)
-        if _record_hash(content) != record[member.filename]:
-            problem = f"{member.filename} does not match its hash in RECORD"
-            raise TreeError(_damaged(wheel, version, problem))
-        target = site_packages / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
-
-
-def _read_record(archive: zipfile.ZipFile, version: str) -> dict[str, str]:
-    """The hash of each file by name, from the one RECORD of the wheel."""
-    name = f"vllm-{version}.dist-info/RECORD"
-    try:
-        text = archive.read(name).decode("utf-8")
-        return {row[0]: row[1] for row in csv.reader(text.splitlines()) if row}
-    except (KeyError, UnicodeDecodeError, IndexError, csv.Error) as error:
-        wheel = PurePosixPath(archive.filename or "").name
-        problem = f"{name} is missing or unreadable"
-        raise TreeError(_damaged(wheel, version, problem)) from error
-
-
-def _record_hash(content: bytes) -> str:
-    """A hash in the form of RECORD files (wheel format, PEP 427)."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest())
-    return "sha256=" + digest.decode().rstrip("=")
-
-
-def _is_kept(name: str) -> bool:
-    return name.startswith("vllm/") and name.endswith(KEPT_SUFFIXES)
-
-
-def _damaged(wheel: str, version: str, problem: str) -> str:
-    return (
-        f"the wheel {wheel} of vLLM {version} is damaged: {problem}. Fetch it again "
-        f"(python -m fuzz.trees fetch {version}); if that does not help, the index or "
-        "mirror that pip uses serves a damaged file (pip config list)"
     )
