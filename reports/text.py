@@ -54,10 +54,10 @@ def headline(report: Report) -> str:
     tree = f"vLLM {report.tree.version}" if report.tree else "unknown tree"
     parts = [
         tree,
-        f"profile {report.profile}",
+        f"{report.profile}",
         f"seed {report.seed}",
-        f"{counted(report.cases, 'case')} in "
-        + counted(sum(each.shards for each in report.properties), "shard"),
+        counted(report.cases, "case"),
+        counted(sum(each.shards for each in report.properties), "shard"),
     ]
     if report.times.seconds is not None:
         parts.append(duration(report.times.seconds))
@@ -68,7 +68,7 @@ def subject_lines(report: Report) -> Iterator[str]:
     """The exact tree with its patches and notes, and what it ran with."""
     if report.tree:
         tree = report.tree
-        yield printable(f"tree {tree.spec}, digest {tree.digest}")
+        yield printable(f"tree {tree.spec}, digest {tree.digest[:16]}")
         for patch in tree.patches:
             yield printable(f"patch {patch}")
         for note in tree.notes:
@@ -86,10 +86,9 @@ def subject_lines(report: Report) -> Iterator[str]:
         )
     startups = [each.startup_s for each in report.times.startups]
     if startups:
-        yield (
-            f"start-up {duration(min(startups))} to {duration(max(startups))} on "
-            f"{counted(len(startups), 'worker')}"
-        )
+        quickest, slowest = duration(min(startups)), duration(max(startups))
+        span = quickest if quickest == slowest else f"{quickest} to {slowest}"
+        yield f"start-up {span} on {counted(len(startups), 'worker')}"
 
 
 def news(report: Report) -> list[Finding]:

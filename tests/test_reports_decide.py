@@ -222,6 +222,9 @@ def test_a_problem_is_2_and_told_by_its_error() -> None:
     decision = decision_of(Problem(where="fuzz/test_x.py", message=message))
     assert decision.exit == 2
     assert texts(decision) == ["problem in fuzz/test_x.py: KeyError: 'layer'"]
+    plain = decision_of(Problem(where="x", message="first\nlast\n \n"))
+    assert texts(plain) == ["problem in x: last"]
+    assert texts(decision_of(Problem(where="x", message=""))) == ["problem in x: "]
 
 
 def test_an_unfinished_shard_is_2_and_named() -> None:
@@ -230,6 +233,41 @@ def test_an_unfinished_shard_is_2_and_named() -> None:
     assert texts(decision) == [
         "1 of 2 shards of page_size/wired never finished: page_size/wired/1"
     ]
+
+
+def test_a_property_of_which_nothing_was_heard_is_2() -> None:
+    lacking = ("page_size/wired/0", "page_size/wired/1")
+    decision = decision_of(without_shards=lacking)
+    assert decision.exit == 2
+    (text,) = texts(decision)
+    assert text.startswith("2 of 2 shards of page_size/wired never finished: ")
+
+
+def test_a_target_that_ran_is_not_absent_when_a_shard_is_unfinished() -> None:
+    absent = Absent(target="page_size", reason="no such function")
+    decision = decision_of(absent, without_shards=("page_size/wired/1",))
+    assert decision.exit == 2
+
+
+def test_a_row_that_may_still_be_filled_is_not_called_vacuous() -> None:
+    blind = shard_finished("page_size/contract/0", labels={})
+    decision = decision_of(
+        found(origin="contract"), blind, without_shards=("page_size/contract/1",)
+    )
+    assert texts(decision) == [
+        "1 of 2 shards of page_size/contract never finished: page_size/contract/1"
+    ]
+
+
+def test_a_row_that_only_a_replay_reached_is_not_called_vacuous() -> None:
+    start = started(
+        properties=("page_size/wired",),
+        shards=("page_size/wired/0",),
+        replays=(FAULT,),
+    )
+    fault = replayed("REPRODUCED", origin="contract")
+    decision = decision_of(fault, start=start, whole=False)
+    assert (decision.exit, decision.reasons) == (0, ())
 
 
 def test_a_run_that_did_not_end_is_2() -> None:
@@ -294,6 +332,7 @@ def test_one_of_two_machines_is_0_for_itself_and_2_for_a_gate() -> None:
     assert decision.notes == (PART,)
     gate = decision_of(blind, start=half(), whole=True)
     assert gate.exit == 2
+    assert gate.notes == ()
     assert texts(gate) == [
         "1 of 2 machines' runs are missing (--shard-id 1): merge them first"
     ]
@@ -318,10 +357,14 @@ def test_a_gate_wants_every_affected_ledger_entry_replayed(
     assert decision_of(start=started(ledger=(record,)), whole=False).exit == 0
 
 
-def test_an_absent_target_is_a_note_even_for_a_gate() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_an_absent_target_is_a_note_even_for_a_gate(*, told: bool) -> None:
     lacking = tuple(name for name in SHARDS if name.startswith("page_size"))
+    empty = [shard_finished(name, cases=0, labels={}) for name in lacking if told]
     events = a_run(
-        Absent(target="page_size", reason="no such function"), without_shards=lacking
+        Absent(target="page_size", reason="no such function"),
+        *empty,
+        without_shards=lacking,
     )
     events = [event for event in events if event != control("page_size")]
     decision = decide(fold(events), strict=False, whole=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.document import Finding, Report, Row, Times
+from reports.document import Finding, Report, Row, Startup, Times
 from reports.events import (
     Absent,
     Event,
@@ -26,6 +26,7 @@ from tests.report_events import (
     CASE,
     FAULT,
     SHARDS,
+    TREE,
     a_run,
     control,
     found,
@@ -44,6 +45,20 @@ def row_of(report: Report, invariant: str, origin: str = "wired") -> Row:
 def finding_of(events: Sequence[Event]) -> Finding:
     (finding,) = fold(events).findings
     return finding
+
+
+def test_the_document_says_what_ran_on_what() -> None:
+    report = fold(a_run(start=started(strict=True)))
+    assert (report.profile, report.seed, report.strict) == ("quick", 7, True)
+    assert report.tree == TREE
+    assert report.labels_min == 5
+    assert report.times.seconds == 61.0
+    assert report.times.started_unix_s == 1_767_225_600.0
+    assert report.times.startups == (Startup(worker="gw0-11", startup_s=9.5),)
+    assert set(report.times.shard_s.values()) == {3.5}
+    (machine,) = report.machines
+    assert (machine.python, machine.triton) == ("3.11.9", "3.7.1")
+    assert fold(a_run(finished=False)).times.seconds is None
 
 
 def test_rows_are_those_that_the_catalogue_can_judge() -> None:
@@ -206,6 +221,34 @@ def test_cases_of_one_size_are_told_apart_by_their_text() -> None:
     )
 
 
+def test_a_reproducer_that_another_shard_saved_is_named() -> None:
+    finding = finding_of(a_run(found(case='{"a":10}'), found(case='{"a":1}', saved="")))
+    assert finding.case == '{"a":1}'
+    assert finding.saved == f"reproducers/cases/{FAULT}"
+    assert finding.command == f"python -m reproducers replay {FAULT}"
+
+
+def test_a_fault_that_was_replayed_is_replayed_by_its_id() -> None:
+    finding = finding_of(a_run(found(shrunk=False), replayed("REPRODUCED")))
+    assert finding.saved == ""
+    assert finding.command == f"python -m reproducers replay {FAULT}"
+    assert finding.sources == ("page_size/wired/0", "replay")
+
+
+def test_a_known_fault_that_the_search_met_has_the_ledger_s_link() -> None:
+    finding = finding_of(a_run(found(), start=started(ledger=(in_ledger(),))))
+    assert (finding.standing, finding.link) == ("known", "https://example.org/1")
+
+
+def test_an_unsaved_finding_is_run_again_by_the_machine_that_saw_it() -> None:
+    first, second = halves("pytest fuzz/ --shard-id")
+    seen = [found(shrunk=False, source="page_size/wired/1")]
+    finding = finding_of([*first, *second, *seen])
+    assert finding.command == "pytest fuzz/ --shard-id 1 --seed 7"
+    nobody = finding_of([*first, *second, found(shrunk=False, source="elsewhere")])
+    assert nobody.command == "pytest fuzz/ --shard-id 0 --seed 7"
+
+
 def test_a_finding_that_nobody_shrank_is_kept_with_what_runs_it_again() -> None:
     finding = finding_of(a_run(found(shrunk=False), finished=False))
     assert (finding.case, finding.shrunk, finding.saved) == (CASE, False, "")
@@ -241,9 +284,14 @@ def test_a_shard_that_nobody_planned_is_a_problem() -> None:
     assert "no machine was to run it" in problem.message
 
 
-def test_a_shard_name_without_origin_is_a_problem() -> None:
-    troubles = fold(a_run(Progress(shard="page_size", cases=1))).problems
-    assert any("is not named target/wired" in t.message for t in troubles)
+@pytest.mark.parametrize(
+    "event",
+    [Progress(shard="page_size", cases=1), shard_finished("page_size/wide/0")],
+)
+def test_a_shard_name_without_origin_is_a_problem(event: Event) -> None:
+    report = fold(a_run(event))
+    assert any("is not named target/wired" in t.message for t in report.problems)
+    assert row_of(report, "PAGE-ONE-SIZE").cases == 200
 
 
 def test_a_shard_that_finished_twice_is_a_problem_and_counted_once() -> None:
@@ -301,14 +349,15 @@ def test_of_nothing_there_is_a_report_too() -> None:
     assert len(report.problems) == 1
 
 
-def halves() -> tuple[list[Event], list[Event]]:
-    """One run on two machines."""
+def halves(command: str = "pytest fuzz/") -> tuple[list[Event], list[Event]]:
+    """One run on two machines; their commands end with their number."""
     parts = []
     for shard_id in (0, 1):
         start = started(
             run=f"run-{shard_id}",
             num_shards=2,
             shard_id=shard_id,
+            command=f"{command} {shard_id}",
             shards=tuple(name for name in SHARDS if name.endswith(str(shard_id))),
         )
         parts.append(a_run(start=start))
@@ -329,6 +378,13 @@ def test_two_machines_make_the_rows_of_one() -> None:
     assert [m.run for m in report.machines] == ["run-0", "run-1"]
     assert report.rows == fold(a_run()).rows
     assert report.problems == ()
+
+
+def test_only_runs_of_one_part_are_named_as_such() -> None:
+    third = started(run="run-2", num_shards=2, shard_id=1, shards=())
+    first, second = halves()
+    (problem,) = fold([*first, *second, third]).problems
+    assert problem.message == "--shard-id 1 ran 2 times: run-1, run-2"
 
 
 def test_two_machines_of_which_one_ended_have_not_finished() -> None:

@@ -11,7 +11,15 @@ from rich.console import Console
 
 from reports.decide import Decision, decide
 from reports.document import Report
-from reports.events import Absent, Event, Problem, RunStarted, Skipped, TreeRecord
+from reports.events import (
+    Absent,
+    Event,
+    Problem,
+    RunStarted,
+    Skipped,
+    TreeRecord,
+    WorkerStarted,
+)
 from reports.junit import junit_xml
 from reports.markdown import SIZE_MAX_BYTES, code, markdown, prose
 from reports.report import fold
@@ -94,10 +102,13 @@ def test_the_screen_ends_with_exit_code_and_reasons() -> None:
 
 def test_the_screen_of_a_clean_run_says_what_it_stands_on() -> None:
     text = screen()
-    assert "vLLM 0.20.1 · profile quick · seed 7 · 800 cases in 8 shards" in text
+    assert "vLLM 0.20.1 · quick · seed 7 · 800 cases · 8 shards · 1 min 1 s\n" in text
     assert "tree 0.20.1, digest 5a1e5a1e5a1e5a1e" in text
     assert "Python 3.11.9, torch 2.13.0, triton 3.7.1" in text
-    assert "start-up 9.5 s to 9.5 s on 1 worker\n" in text
+    assert "start-up 9.5 s on 1 worker\n" in text
+    assert "start-up 9.5 s to 12.0 s on 2 workers\n" in screen(
+        WorkerStarted(worker="gw1", startup_s=12.0)
+    )
     assert re.search(r"controls +2 of 2 found", text)
     assert re.search(r"TABLE-WINDOW +held +200 +1/1 held +200 +1/1", text)
     assert "exit 0: passed" in text
