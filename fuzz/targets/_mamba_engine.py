@@ -1,0 +1,415 @@
+"""A small engine of the tree's own parts, for the block tables of Mamba groups.
+
+Real: the worker's tables and their sizing (`fuzz.targets._mamba_rows`), and
+`KVCacheManager` with its Mamba manager and block pool.
+Ours: the order of steps, after `Scheduler.schedule` and `_mamba_block_aligned_split`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from fuzz.targets._mamba_rows import VOCAB_SIZE, V1Rows, V2Rows, accepted
+from invariants.mamba_table_values import Case, Decode, Engine, ServedRequest
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS_MAX = 48
+
+
+class RowUnfit(Exception):
+    """A request's blocks do not fit the row that the runner sized for them."""
+
+    def __init__(self, error: Exception, *, blocks: int, columns: int) -> None:
+        super().__init__(f"{blocks} blocks, {columns} columns: {error}")
+        self.error = error
+        self.blocks = blocks
+        self.columns = columns
+
+
+class AllocationFailed(Exception):
+    """The KV-cache manager raised where it should give blocks, or None."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchStep:
+    """One step of the worker, as the Mamba metadata builder would see it.
+
+    Attributes:
+        table: ``[rows, columns]`` int32 of the Mamba group, padding rows included.
+        seq_lens: ``[rows]`` int32, 0 in padding rows.
+        owned: ``[rows]`` blocks of the KV-cache manager, None for padding rows.
+        used: ``[rows]`` leading window entries that the step reads or writes.
+        fresh: Blocks held in this step that a finished request had owned.
+    """
+
+    number: int
+    table: "torch.Tensor"
+    seq_lens: "torch.Tensor"
+    owned: tuple[tuple[int, ...] | None, ...]
+    used: tuple[int, ...]
+    fresh: tuple[int, ...]
+
+
+@dataclass(kw_only=True)
+class _Served:
+    """A request on its way: vLLM's own object, and what is left of its plan."""
+
+    plan: ServedRequest
+    request: Any
+    decodes: list[Decode]
+    state: Any = None
+    scheduled: int = 0
+    decode: Decode | None = None
+
+
+@dataclass(kw_only=True)
+class _Engine:
+    """The parts of the tree that a wired case runs."""
+
+    case: Case
+    engine: Engine
+    manager: Any
+    rows: V1Rows | V2Rows
+    mamba_group: int
+    max_scheduled_tokens: int
+    waiting: list[_Served]
+    running: list[_Served] = field(default_factory=list)
+    owned_before: set[int] = field(default_factory=set)
+
+
+def batch_steps(case: Case) -> Iterator[BatchStep]:
+    """Serve the requests of a wired case; a batch per step that schedules any.
+
+    Raises:
+        AllocationFailed: When the KV-cache manager raises.
+        RowUnfit: When a row cannot be written.
+    """
+    engine = _started(case)
+    for number in range(STEPS_MAX):
+        if not engine.waiting and not engine.running:
+            return
+        added, appended, preempted = _scheduled(engine, number)
+        _update_rows(engine, added=added, appended=appended, preempted=preempted)
+        if engine.running:
+            yield _batch(engine, number)
+        _update_requests(engine)
+
+
+def _started(case: Case) -> _Engine:
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import (
+        get_request_block_hasher,
+        init_none_hash,
+        resolve_kv_cache_block_sizes,
+    )
+
+    engine = case.engine
+    assert engine is not None
+    config = _kv_cache_config(case, engine)
+    vllm_config = _vllm_config(case, engine)
+    scheduler_block_size, hash_block_size = resolve_kv_cache_block_sizes(
+        config, vllm_config
+    )
+    init_none_hash(sha256)
+    hasher = get_request_block_hasher(hash_block_size, sha256)
+    caching = case.mode != "none"
+    manager = KVCacheManager(
+        **accepted(
+            KVCacheManager.__init__,
+            kv_cache_config=config,
+            max_model_len=case.max_model_len,
+            scheduler_block_size=scheduler_block_size,
+            hash_block_size=hash_block_size,
+            enable_caching=caching,
+        )
+    )
+    return _Engine(
+        case=case,
+        engine=engine,
+        manager=manager,
+        rows=(V1Rows if engine.runner == "v1" else V2Rows)(
+            case, engine, config, vllm_config
+        ),
+        mamba_group=len(engine.attention_block_sizes),
+        max_scheduled_tokens=engine.chunk_blocks * case.block_size,
+        waiting=[
+            _served(number, plan, hasher if caching else None)
+            for number, plan in enumerate(engine.requests)
+        ],
+    )
+
+
+def _served(number: int, plan: ServedRequest, hasher: Any) -> _Served:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.request import Request
+
+    request = Request(
+        request_id=f"r{number}",
+        # One token over and over: a hash covers all tokens before it as well.
+        prompt_token_ids=[plan.family % VOCAB_SIZE] * plan.prompt_tokens,
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
+        pooling_params=None,
+        block_hasher=hasher,
+    )
+    return _Served(plan=plan, request=request, decodes=list(plan.decodes))
+
+
+def _vllm_config(case: Case, engine: Engine) -> SimpleNamespace:
+    """What sizing reads of a `VllmConfig`, as a hybrid model's would say it."""
+    attention = engine.attention_block_sizes
+    cache_config = SimpleNamespace(
+        block_size=attention[0] if attention else case.block_size,
+        enable_prefix_caching=case.mode != "none",
+        mamba_cache_mode=case.mode,
+        hash_block_size=None,
+        prefix_match_unit=None,
+        use_replayssm=False,
+    )
+    drafts = case.num_speculative_blocks
+    return SimpleNamespace(
+        cache_config=cache_config,
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            cp_kv_cache_interleave_size=1,
+        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=drafts)
+        if drafts
+        else None,
+        num_speculative_tokens=drafts,
+        kv_transfer_config=None,
+        reasoning_config=None,
+        model_config=SimpleNamespace(
+            max_model_len=case.max_model_len, get_vocab_size=lambda: VOCAB_SIZE
+        ),
+    )
+
+
+def _kv_cache_config(case: Case, engine: Engine) -> Any:
+    """One group per attention block size, then the Mamba group."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+    )
+
+    groups = [
+        KVCacheGroupSpec(
+            [f"attention.{number}"],
+            FullAttentionSpec(
+                block_size=size, num_kv_heads=1, head_size=8, dtype=torch.bfloat16
+            ),
+        )
+        for number, size in enumerate(engine.attention_block_sizes)
+    ]
+    mamba = MambaSpec(
+        block_size=case.block_size,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode=case.mode,
+        num_speculative_blocks=case.num_speculative_blocks,
+    )
+    groups.append(KVCacheGroupSpec(["mamba.0"], mamba))
+    return KVCacheConfig(
+        num_blocks=engine.pool_blocks, kv_cache_tensors=[], kv_cache_groups=groups
+    )
+
+
+Rows = list[tuple[_Served, Any]]
+
+
+def _scheduled(engine: _Engine, number: int) -> tuple[Rows, Rows, list[_Served]]:
+    """One scheduling step: newly admitted, running with new blocks, preempted.
+
+    Running requests come first; one that gets no blocks is preempted and waits again;
+    then waiting ones are admitted while rows and blocks last.
+    """
+    if hasattr(engine.manager, "new_step_starts"):
+        engine.manager.new_step_starts()
+    appended: Rows = []
+    preempted: list[_Served] = []
+    for served in list(engine.running):
+        tokens = _tokens_to_schedule(engine, served, computed=0)
+        blocks = _allocated(engine, served, tokens)
+        if blocks is None:
+            _preempt(engine, served)
+            preempted.append(served)
+            continue
+        served.scheduled = tokens
+        appended.append((served, blocks))
+    if preempted:
+        return [], appended, preempted
+    return _admitted(engine, number), appended, preempted
+
+
+def _admitted(engine: _Engine, number: int) -> Rows:
+    from vllm.v1.request import RequestStatus
+
+    added: Rows = []
+    for served in [s for s in engine.waiting if s.plan.arrives <= number]:
+        if len(engine.running) == engine.engine.max_num_reqs:
+            break
+        hit_blocks, hit_tokens = engine.manager.get_computed_blocks(served.request)[:2]
+        tokens = _tokens_to_schedule(engine, served, computed=hit_tokens)
+        blocks = _allocated(
+            engine,
+            served,
+            tokens,
+            num_new_computed_tokens=hit_tokens,
+            new_computed_blocks=hit_blocks,
+        )
+        if blocks is None:
+            break
+        served.request.num_computed_tokens = hit_tokens
+        served.request.status = RequestStatus.RUNNING
+        served.scheduled = tokens
+        engine.waiting.remove(served)
+        engine.running.append(served)
+        added.append((served, blocks))
+    return added
+
+
+def _allocated(engine: _Engine, served: _Served, tokens: int, **hit: Any) -> Any:
+    """Blocks for a request's next tokens, None when the pool has too few."""
+    try:
+        return engine.manager.allocate_slots(
+            served.request,
+            tokens,
+            num_lookahead_tokens=engine.case.num_speculative_blocks,
+            **hit,
+        )
+    except Exception as error:
+        raise AllocationFailed(error) from error
+
+
+def _tokens_to_schedule(engine: _Engine, served: _Served, *, computed: int) -> int:
+    """Tokens of a request's next step, and the decode that it takes from its plan.
+
+    A prompt's chunks end at a block boundary, its last boundary included, so that the
+    state there can be cached (`Scheduler._mamba_block_aligned_split`, 0.20.1).
+    """
+    request = served.request
+    start = request.num_computed_tokens + computed
+    served.decode = None
+    if start < max(request.num_prompt_tokens, request.num_tokens - 1):
+        end = min(request.num_tokens, start + engine.max_scheduled_tokens)
+        if engine.case.mode == "align":
+            size = engine.case.block_size
+            last_boundary = request.num_tokens // size * size
+            if end < last_boundary:
+                end = end // size * size
+            elif start < last_boundary < end:
+                end = last_boundary
+        return int(end - start)
+    served.decode = served.decodes.pop(0) if served.decodes else None
+    drafts = served.decode.drafts if served.decode else 0
+    # A sequence ends one token below max_model_len (`Scheduler.schedule`, 0.20.1).
+    room = engine.case.max_model_len - 1 - start
+    return int(max(min(1 + drafts, room), 1))
+
+
+def _preempt(engine: _Engine, served: _Served) -> None:
+    """Give a request's blocks back and start it anew (`_preempt_request`, 0.20.1)."""
+    from vllm.v1.request import RequestStatus
+
+    engine.manager.free(served.request)
+    served.request.status = RequestStatus.PREEMPTED
+    served.request.num_computed_tokens = 0
+    engine.running.remove(served)
+    engine.waiting.insert(0, served)
+
+
+def _update_rows(
+    engine: _Engine, *, added: Rows, appended: Rows, preempted: list[_Served]
+) -> None:
+    """The worker's tables, in the order of `GPUModelRunner._update_states`."""
+    rows = engine.rows
+    for served in preempted:
+        rows.remove(served.request.request_id)
+    for served, blocks in appended:
+        _write(engine, served, partial(_append, rows, served, blocks.get_block_ids()))
+    for served, _ in added:
+        ids = engine.manager.get_block_ids(served.request.request_id)
+        _write(engine, served, partial(rows.add, served.request, ids))
+    rows.settle()
+
+
+def _append(rows: V1Rows | V2Rows, served: _Served, ids: tuple[list[int], ...]) -> None:
+    rows.append(served.request.request_id, ids)
+
+
+def _write(engine: _Engine, served: _Served, write: Callable[[], None]) -> None:
+    """Write a request's row; V1's numpy and V2 itself refuse one that is too long."""
+    ids = engine.manager.get_block_ids(served.request.request_id)
+    blocks, columns = len(ids[engine.mamba_group]), engine.rows.columns
+    try:
+        write()
+    except (ValueError, RuntimeError) as error:
+        raise RowUnfit(error, blocks=blocks, columns=columns) from error
+
+
+def _batch(engine: _Engine, number: int) -> BatchStep:
+    """Table and lengths as the runner hands them to its metadata builders."""
+    import torch
+
+    rows = len(engine.running)
+    padded = min(rows + engine.engine.padding_rows, engine.engine.max_num_reqs)
+    table = engine.rows.table(rows=rows, padded=padded)
+    seq_lens = torch.zeros(padded, dtype=torch.int32)
+    owned: list[tuple[int, ...] | None] = [None] * padded
+    used = [0] * padded
+    held: set[int] = set()
+    for served in engine.running:
+        row = engine.rows.row(served.request.request_id)
+        seq_lens[row] = served.request.num_computed_tokens + served.scheduled
+        ids = engine.manager.get_block_ids(served.request.request_id)
+        owned[row] = tuple(ids[engine.mamba_group])
+        used[row] = served.scheduled if served.decode else 1
+        held.update(owned[row] or ())
+    fresh = tuple(sorted(held & engine.owned_before))
+    return BatchStep(
+        number=number,
+        table=table,
+        seq_lens=seq_lens,
+        owned=tuple(owned),
+        used=tuple(used),
+        fresh=fresh,
+    )
+
+
+def _update_requests(engine: _Engine) -> None:
+    """What the scheduler does with the model's output: accept, reject, finish."""
+    for served in list(engine.running):
+        request = served.request
+        request.num_computed_tokens += served.scheduled
+        drafts = served.scheduled - 1 if served.decode else 0
+        accepted_drafts = min(served.decode.accepted, drafts) if served.decode else 0
+        request.num_computed_tokens -= drafts - accepted_drafts
+        if request.num_computed_tokens < request.num_prompt_tokens:
+            continue
+        output = 1 + accepted_drafts
+        request.append_output_token_ids([served.plan.family % VOCAB_SIZE] * output)
+        full = request.num_computed_tokens >= engine.case.max_model_len - 1
+        if not served.decodes or full:
+            _finish(engine, served)
+
+
+def _finish(engine: _Engine, served: _Served) -> None:
+    request_id = served.request.request_id
+    for ids in engine.manager.get_block_ids(request_id):
+        engine.owned_before.update(ids)
+    engine.owned_before.discard(0)
+    engine.manager.free(served.request)
+    engine.rows.remove(request_id)
+    engine.running.remove(served)

@@ -1,0 +1,241 @@
+"""Runs `mamba_get_block_table_tensor` on tables as documented and as vLLM makes them.
+
+Contract: a table of distinct ids inside an allocation of other ids, so that a read
+beyond its row shows as a foreign id. Wired: the tree's own sizing, allocation and rows
+(`fuzz.targets._mamba_engine`).
+The CUDA branch runs by a tensor that calls itself CUDA, under Triton's interpreter.
+"""
+
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_args
+
+from fuzz.edits import SourceEdit
+from fuzz.runtime import Control, Runtime
+from fuzz.targets._mamba_engine import (
+    AllocationFailed,
+    BatchStep,
+    RowUnfit,
+    batch_steps,
+)
+from fuzz.targets._mamba_rows import v2_missing
+from invariants.mamba_table_values import (
+    Case,
+    GivenTable,
+    Observation,
+    WindowCall,
+)
+from invariants.model import Raised
+
+if TYPE_CHECKING:
+    import torch
+
+# Reads just beyond a table stay inside the guards around it; a kernel whose arithmetic
+# is wrong may read anywhere. The torch branch is the same under the interpreter.
+RUNTIME = Runtime(platform="cpu", triton="interpret", isolated=True)
+
+HOME = "vllm.v1.attention.backends.utils"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+
+CONTROLS = (
+    Control(
+        name="mamba_block_table: window one column late",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=(HOME,),
+                function="mamba_get_block_table_tensor",
+                old="(seq_lens - 1) // kv_cache_spec.block_size",
+                new="seq_lens // kv_cache_spec.block_size",
+            ),
+        ),
+        invariant="GDN-ALIGN-WINDOW",
+        cases=150,
+    ),
+    Control(
+        name="mamba_block_table: no columns for speculative blocks",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=("vllm.v1.kv_cache_interface",),
+                function="MambaSpec.max_num_blocks_per_req",
+                old="cdiv(max_len, self.block_size) + self.num_speculative_blocks",
+                new="cdiv(max_len, self.block_size)",
+            ),
+            SourceEdit(
+                modules=(RUNNER,),
+                function="GPUModelRunner.may_reinitialize_input_batch",
+                old=") + kv_cache_group.kv_cache_spec.num_speculative_blocks",
+                new=")",
+            ),
+        ),
+        invariant="GDN-TABLE-FITS",
+        cases=100,
+    ),
+)
+
+# Room for a whole window of the largest column step beyond the last row.
+GUARD_COLUMNS = 65
+
+
+def absent() -> str | None:
+    """Why this tree has no aligned Mamba block table, None when it has."""
+    if not hasattr(_backend_utils(), "mamba_get_block_table_tensor"):
+        return f"{HOME} has no mamba_get_block_table_tensor"
+    return None
+
+
+def run(case: Case) -> Observation:
+    """Run one case on the tree of this process."""
+    if case.mode not in _modes():
+        return Observation(absent=f"mode {case.mode} is absent in this tree")
+    if case.engine is not None and case.engine.runner == "v2" and v2_missing():
+        return Observation(absent=v2_missing())
+    kernel = hasattr(_backend_utils(), "_mamba_align_block_table_kernel")
+    if case.given is not None:
+        call = _called(case, *_guarded(case, case.given))
+        return Observation(kernel=kernel, calls=(call,))
+    calls: list[WindowCall] = []
+    try:
+        calls.extend(
+            _called(case, step.table, step.seq_lens, step=step)
+            for step in batch_steps(case)
+        )
+    except AllocationFailed as failed:
+        return Observation(
+            kernel=kernel,
+            unallocated=_table_raised(failed.error),
+            calls=tuple(calls),
+        )
+    except RowUnfit as unfit:
+        return Observation(
+            kernel=kernel,
+            unfit=_table_raised(unfit.error),
+            unfit_columns=(unfit.blocks, unfit.columns),
+            calls=tuple(calls),
+        )
+    return Observation(kernel=kernel, calls=tuple(calls))
+
+
+def _backend_utils() -> ModuleType:
+    from vllm.v1.attention.backends import utils
+
+    module: ModuleType = utils
+    return module
+
+
+def _modes() -> tuple[str, ...]:
+    """Modes of this release; ``all`` is gone from 0.32 on."""
+    from vllm.config.cache import MambaCacheMode
+
+    return get_args(MambaCacheMode)
+
+
+def _guarded(case: Case, given: GivenTable) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Table ``[rows, columns]`` and lengths ``[rows]``, views inside larger tensors.
+
+    Each element of the allocation is its position plus one: an id says where it was
+    read. Lengths between those of the case are `max_model_len`.
+    """
+    import torch
+
+    rows, columns = len(given.seq_lens), case.documented_columns
+    pitch = columns * given.column_step + given.row_gap
+    guard = pitch + GUARD_COLUMNS * given.column_step
+    start = guard + given.first_row * pitch
+    memory = torch.arange(1, start + rows * pitch + guard + 1, dtype=torch.int32)
+    table = memory.as_strided((rows, columns), (pitch, given.column_step), start)
+    step = given.length_step
+    lengths = torch.full(
+        ((rows + 2) * step,), case.max_model_len, dtype=torch.int32
+    ).as_strided((rows,), (step,), step)
+    lengths.copy_(torch.tensor(given.seq_lens, dtype=torch.int32))
+    return table, lengths
+
+
+def _called(
+    case: Case,
+    table: "torch.Tensor",
+    seq_lens: "torch.Tensor",
+    *,
+    step: BatchStep | None = None,
+) -> WindowCall:
+    """Call the function, and compare its inputs before and after."""
+    import torch
+
+    given_table, given_lengths = table.tolist(), seq_lens.tolist()
+    spec = _mamba_spec(case)
+    raised: Raised | None = None
+    try:
+        result = (
+            _backend_utils()
+            .mamba_get_block_table_tensor(
+                _as_cuda(table) if case.branch == "triton" else table,
+                _as_cuda(seq_lens) if case.branch == "triton" else seq_lens,
+                spec,
+                case.mode,
+            )
+            .as_subclass(torch.Tensor)
+        )
+    except Exception as error:  # noqa: BLE001 - whatever escapes is the observation
+        raised = _table_raised(error)
+    return WindowCall(
+        step=step.number if step else 0,
+        table=tuple(map(tuple, given_table)),
+        seq_lens=tuple(given_lengths),
+        owned=step.owned if step else (),
+        used=step.used if step else (),
+        fresh=step.fresh if step else (),
+        result=raised or _rows(result),
+        result_shape=() if raised else tuple(result.shape),
+        result_dtype="" if raised else str(result.dtype).removeprefix("torch."),
+        inputs_kept=table.tolist() == given_table
+        and seq_lens.tolist() == given_lengths,
+    )
+
+
+def _rows(result: "torch.Tensor") -> tuple[tuple[int, ...], ...]:
+    """Contents of a matrix; () for another shape, which the observation tells."""
+    return tuple(map(tuple, result.tolist())) if result.dim() == 2 else ()
+
+
+def _as_cuda(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The same memory as a tensor that says it is on a CUDA device."""
+    return tensor.as_subclass(_cuda_view())
+
+
+@cache
+def _cuda_view() -> "type[torch.Tensor]":
+    import torch
+
+    class CudaView(torch.Tensor):
+        """A CPU tensor for code that asks `is_cuda` to choose its branch."""
+
+        is_cuda = True
+
+    return CudaView
+
+
+def _mamba_spec(case: Case) -> Any:
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    return MambaSpec(
+        block_size=case.block_size,
+        shapes=((1,),),
+        dtypes=(torch.float32,),
+        mamba_cache_mode=case.mode,
+        num_speculative_blocks=case.num_speculative_blocks,
+    )
+
+
+def _table_raised(error: BaseException) -> Raised:
+    """The exception as a value, with the innermost function of the tree."""
+    site = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith("vllm."):
+            site = code.co_qualname
+        trace = trace.tb_next
+    return Raised(type=type(error).__name__, message=str(error)[:2000], site=site)

@@ -1,0 +1,475 @@
+"""The aligned Mamba block table: which state blocks a step's kernels get to see.
+
+A recurrent state takes one block per `block_size` tokens, and one more per draft token.
+Before each step vLLM cuts the window of these out of the request's row; the reference
+does the same over plain lists.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from invariants.mamba_table_values import Case, Engine, Observation, WindowCall
+from invariants.model import Death, Invariant, Judgement, Raised, Violation
+from invariants.scheduling import NULL_BLOCK
+
+TARGET = "mamba_block_table"
+WINDOW_SITE = "mamba_get_block_table_tensor"
+KERNEL_SITE = "_mamba_align_block_table_kernel"
+SIZING_SITE = "GPUModelRunner.may_reinitialize_input_batch"
+FILLING_SITE = "MultiGroupBlockTable.append_row"
+
+_SPECULATIVE = "speculative window"
+_BEYOND = "window needs columns beyond docstring width"
+
+INVARIANTS: tuple[Invariant, ...] = (
+    Invariant(
+        id="GDN-ALIGN-BOUNDS",
+        target=TARGET,
+        statement="Aligned windows read nothing outside the request's own row: the "
+        "call returns, and what lies beyond the row is the null block.",
+        severity="crash",
+        wired=(_SPECULATIVE, _BEYOND, "shared block"),
+        contract=(_SPECULATIVE, "window in last column", "seq_len at max", _BEYOND),
+    ),
+    Invariant(
+        id="GDN-ALIGN-WINDOW",
+        target=TARGET,
+        statement="An aligned window is the row's entries from the column of the last "
+        "token on, one and one per speculative block.",
+        severity="corruption",
+        wired=(_SPECULATIVE, "two groups of different block size"),
+        contract=(_SPECULATIVE, "non-contiguous rows", "row slice"),
+    ),
+    Invariant(
+        id="GDN-ALIGN-ROWS",
+        target=TARGET,
+        statement="The result is int32 with one row per request, padding rows "
+        "included, whose window starts at column 0.",
+        severity="corruption",
+        wired=("zero-length row",),
+        contract=("zero-length row",),
+    ),
+    Invariant(
+        id="GDN-ALIGN-PURE",
+        target=TARGET,
+        statement="Block table and sequence lengths are left as they were.",
+        severity="corruption",
+        wired=(_SPECULATIVE,),
+        contract=("non-contiguous rows",),
+    ),
+    Invariant(
+        id="GDN-TABLE-IDENTITY",
+        target=TARGET,
+        statement="Without aligned windows (modes none and all) the result is the "
+        "table itself.",
+        severity="corruption",
+        wired=("mode none",),
+        contract=("mode none",),
+    ),
+    Invariant(
+        id="GDN-TABLE-FITS",
+        target=TARGET,
+        statement="Every row that the KV-cache manager hands out fits the table that "
+        "the model runner sized.",
+        severity="crash",
+        wired=(_SPECULATIVE, _BEYOND, "seq_len at max"),
+    ),
+    Invariant(
+        id="GDN-BLOCKS-GIVEN",
+        target=TARGET,
+        statement="The KV-cache manager gives a scheduled request its blocks, or says "
+        "that the pool has too few; it never raises.",
+        severity="crash",
+        wired=(_SPECULATIVE, "rejected drafts", "fewer drafts than before"),
+    ),
+    Invariant(
+        id="GDN-ALIGN-OWNED",
+        target=TARGET,
+        statement="The window holds the blocks that the KV-cache manager keeps for the "
+        "request at these columns; those that the step uses are the request's, each "
+        "for one state.",
+        severity="corruption",
+        wired=(_SPECULATIVE, "reused block", "shared block", "rejected drafts"),
+    ),
+)
+
+
+def judge(case: Case, observation: Observation | Death) -> Judgement:
+    """Judge each call against the reference, and the tables' width (wired)."""
+    judged: set[str] = set()
+    violations: list[Violation] = []
+    if isinstance(observation, Death):
+        return _died(case, observation)
+    if observation.absent:
+        return Judgement(
+            judged=frozenset(), violations=(), labels=frozenset({observation.absent})
+        )
+    if case.origin == "wired":
+        judged |= {"GDN-TABLE-FITS", "GDN-BLOCKS-GIVEN"}
+        violations += [*_unallocated(observation), *_unfit(observation)]
+    for call in observation.calls:
+        if case.origin == "wired" and (short := _short_table(call)):
+            # What a window shows of a table that lacks columns is no news.
+            violations.append(short)
+            continue
+        if case.mode == "align":
+            found = _judged_window(case, call, kernel=observation.kernel)
+        else:
+            found = _judged_identity(case, call)
+        judged |= found.judged
+        violations += found.violations
+        if case.origin == "wired" and not isinstance(call.result, Raised):
+            judged.add("GDN-ALIGN-OWNED")
+            violations += _not_owned(case, call)
+    return Judgement(
+        judged=frozenset(judged),
+        violations=_first_of_each(violations),
+        labels=_labels(case, observation),
+    )
+
+
+def reference_window(
+    row: tuple[int, ...], *, first_column: int, window: int
+) -> tuple[int, ...]:
+    """The window of one row; the null block where the row has no such column.
+
+    Columns beyond the row stand for positions beyond `max_model_len`, whose states
+    nobody owns. Block 0 belongs to no request either, and state kernels know it as
+    padding (``NULL_BLOCK_ID`` in vllm/v1/attention/backends/utils.py, 0.20.1), so that
+    it is the one id that can neither read nor overwrite somebody's state.
+    """
+    columns = range(first_column, first_column + window)
+    return tuple(row[c] if c < len(row) else NULL_BLOCK for c in columns)
+
+
+def _died(case: Case, death: Death) -> Judgement:
+    """A process dies of a read far beyond the guards around the table."""
+    broken = _violation(
+        case,
+        "GDN-ALIGN-BOUNDS",
+        site=KERNEL_SITE if case.branch == "triton" else WINDOW_SITE,
+        message=f"the process that ran the case died: {death.cause}",
+        evidence={"detail": death.detail},
+        exception=death.cause,
+    )
+    return Judgement(
+        judged=frozenset({"GDN-ALIGN-BOUNDS"}),
+        violations=(broken,),
+        labels=frozenset({f"{case.branch} branch"}),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Found:
+    judged: frozenset[str]
+    violations: tuple[Violation, ...]
+
+
+def _judged_window(case: Case, call: WindowCall, *, kernel: bool) -> _Found:
+    site = KERNEL_SITE if kernel and case.branch == "triton" else WINDOW_SITE
+    if isinstance(call.result, Raised):
+        row = _widest(case, call)
+        broken = _violation(
+            case,
+            "GDN-ALIGN-BOUNDS",
+            site=site,
+            message=f"{_where(case, call, row)}: {call.result.type}: "
+            f"{call.result.message.splitlines()[0] if call.result.message else ''}",
+            evidence={"row": row, "columns": _columns(call)},
+            exception=call.result.type,
+        )
+        return _Found(judged=frozenset({"GDN-ALIGN-BOUNDS"}), violations=(broken,))
+    violations = [*_wrong_rows(case, call, site), *_mutated(case, call, site)]
+    if not any(broken.invariant == "GDN-ALIGN-ROWS" for broken in violations):
+        for row, got in enumerate(call.result):
+            violations += _wrong_entries(case, call, site, row=row, got=got)
+    return _Found(
+        judged=frozenset(
+            {
+                "GDN-ALIGN-BOUNDS",
+                "GDN-ALIGN-WINDOW",
+                "GDN-ALIGN-ROWS",
+                "GDN-ALIGN-PURE",
+            }
+        ),
+        violations=tuple(violations),
+    )
+
+
+def _wrong_rows(case: Case, call: WindowCall, site: str) -> list[Violation]:
+    expected = (len(call.seq_lens), case.window)
+    if call.result_shape == expected and call.result_dtype == "int32":
+        return []
+    return [
+        _violation(
+            case,
+            "GDN-ALIGN-ROWS",
+            site=site,
+            message=f"result is {call.result_dtype} of shape {call.result_shape}; "
+            f"{len(call.seq_lens)} requests with {case.num_speculative_blocks} "
+            f"speculative blocks need int32 of shape {expected}",
+            evidence={"shape": list(call.result_shape), "dtype": call.result_dtype},
+        )
+    ]
+
+
+def _wrong_entries(
+    case: Case, call: WindowCall, site: str, *, row: int, got: tuple[int, ...]
+) -> list[Violation]:
+    """A window's entries: foreign ones break BOUNDS, misplaced ones WINDOW or ROWS."""
+    given = call.table[row]
+    first = case.first_column(call.seq_lens[row])
+    expected = reference_window(given, first_column=first, window=case.window)
+    wrong = [entry for entry in range(case.window) if got[entry] != expected[entry]]
+    if not wrong:
+        return []
+    own = {NULL_BLOCK, *given}
+    foreign = [e for e in wrong if first + e >= len(given) or got[e] not in own]
+    invariant = "GDN-ALIGN-BOUNDS" if foreign else "GDN-ALIGN-WINDOW"
+    if not foreign and call.seq_lens[row] == 0:
+        invariant = "GDN-ALIGN-ROWS"
+    return [
+        _violation(
+            case,
+            invariant,
+            site=site,
+            message=f"{_where(case, call, row)}: got {list(got)}, "
+            f"expected {list(expected)}",
+            evidence={
+                "row": row,
+                "columns": len(given),
+                "got": list(got),
+                "expected": list(expected),
+            },
+        )
+    ]
+
+
+def _mutated(case: Case, call: WindowCall, site: str) -> list[Violation]:
+    if call.inputs_kept:
+        return []
+    return [
+        _violation(
+            case,
+            "GDN-ALIGN-PURE",
+            site=site,
+            message="the call changed its block table or its sequence lengths",
+            evidence={"step": call.step},
+        )
+    ]
+
+
+def _judged_identity(case: Case, call: WindowCall) -> _Found:
+    judged = frozenset({"GDN-TABLE-IDENTITY"})
+    if not isinstance(call.result, Raised) and call.result == call.table:
+        return _Found(judged=judged, violations=())
+    raised = call.result if isinstance(call.result, Raised) else None
+    broken = _violation(
+        case,
+        "GDN-TABLE-IDENTITY",
+        site=WINDOW_SITE,
+        message=f"mode {case.mode}: {raised.type}: {raised.message}"
+        if raised
+        else f"mode {case.mode}: the result is not the table that was given",
+        evidence={"columns": _columns(call)},
+        exception=raised.type if raised else "",
+    )
+    return _Found(judged=judged, violations=(broken,))
+
+
+def _not_owned(case: Case, call: WindowCall) -> list[Violation]:
+    """Windows that are not the blocks which the KV-cache manager holds.
+
+    The manager may have nulled a column that the worker's row still shows, for it moves
+    speculative blocks to the end of its list while rows are only appended to. That
+    block may be used as long as it is the request's own, for one state at a time.
+    """
+    assert not isinstance(call.result, Raised)
+    violations = []
+    for row, (owned, got) in enumerate(zip(call.owned, call.result, strict=False)):
+        if owned is None:
+            continue
+        first = case.first_column(call.seq_lens[row]) if case.mode == "align" else 0
+        held = owned[first : first + len(got)]
+        other = any(
+            kept not in (block, NULL_BLOCK)
+            for block, kept in zip(got, held, strict=False)
+        )
+        used = got[: call.used[row]]
+        own = set(used) <= set(owned) - {NULL_BLOCK} and len(set(used)) == len(used)
+        if not other and (own or case.mode == "all"):
+            continue
+        violations.append(
+            _violation(
+                case,
+                "GDN-ALIGN-OWNED",
+                site=FILLING_SITE,
+                message=f"step {call.step}, {_where(case, call, row)}: got "
+                f"{list(got)} and uses {len(used)}, the KV-cache manager holds "
+                f"{list(held)} there",
+                evidence={"row": row, "got": list(got), "held": list(held)},
+            )
+        )
+    return violations
+
+
+def _unallocated(observation: Observation) -> list[Violation]:
+    raised = observation.unallocated
+    if raised is None:
+        return []
+    return [
+        Violation(
+            invariant="GDN-BLOCKS-GIVEN",
+            target=TARGET,
+            origin="wired",
+            site=raised.site,
+            message=f"after {len(observation.calls)} steps the KV-cache manager "
+            f"raised {raised.type}: {raised.message}",
+            evidence={"steps": len(observation.calls)},
+            exception=raised.type,
+        )
+    ]
+
+
+def _unfit(observation: Observation) -> list[Violation]:
+    if observation.unfit is None:
+        return []
+    blocks, columns = observation.unfit_columns
+    raised = f"{observation.unfit.type}: {observation.unfit.message}"
+    return [_too_narrow(blocks=blocks, columns=columns, shown=raised)]
+
+
+def _short_table(call: WindowCall) -> Violation | None:
+    """A table that lacks columns: numpy drops one id beyond a row's end silently."""
+    columns = _columns(call)
+    blocks = max((len(owned) for owned in call.owned if owned), default=0)
+    if blocks <= columns:
+        return None
+    return _too_narrow(
+        blocks=blocks, columns=columns, shown="the last one is lost without a word"
+    )
+
+
+def _too_narrow(*, blocks: int, columns: int, shown: str) -> Violation:
+    # One fault, whichever way it shows: no exception type in its key.
+    return Violation(
+        invariant="GDN-TABLE-FITS",
+        target=TARGET,
+        origin="wired",
+        site=SIZING_SITE,
+        message=f"a row of {blocks} blocks does not fit the table of {columns} columns "
+        f"that the model runner sized: {shown}",
+        evidence={"blocks": blocks, "columns": columns},
+    )
+
+
+def _violation(
+    case: Case,
+    invariant: str,
+    *,
+    site: str,
+    message: str,
+    evidence: dict[str, int | str | list[int]],
+    exception: str = "",
+) -> Violation:
+    return Violation(
+        invariant=invariant,
+        target=TARGET,
+        origin=case.origin,
+        site=site,
+        message=message,
+        evidence=evidence,
+        exception=exception,
+    )
+
+
+def _first_of_each(violations: list[Violation]) -> tuple[Violation, ...]:
+    """One violation per fault: rows and steps repeat the same one."""
+    return tuple({violation.key: violation for violation in violations[::-1]}.values())
+
+
+def _columns(call: WindowCall) -> int:
+    return len(call.table[0]) if call.table else 0
+
+
+def _widest(case: Case, call: WindowCall) -> int:
+    """The row whose window starts last, the first one to leave the table."""
+    starts = [case.first_column(length) for length in call.seq_lens]
+    return starts.index(max(starts)) if starts else 0
+
+
+def _where(case: Case, call: WindowCall, row: int) -> str:
+    seq_len = call.seq_lens[row] if call.seq_lens else 0
+    first = case.first_column(seq_len)
+    return (
+        f"row {row} (seq_len {seq_len}, block size {case.block_size}) wants columns "
+        f"{first}..{first + case.window - 1} of a table of {_columns(call)} columns"
+    )
+
+
+def _labels(case: Case, observation: Observation) -> frozenset[str]:
+    labels = {f"mode {case.mode}", f"{case.branch} branch"}
+    given, engine = case.given, case.engine
+    if observation.kernel and case.branch == "triton" and case.mode == "align":
+        labels.add("triton kernel")
+    if case.num_speculative_blocks and case.mode == "align":
+        labels.add(_SPECULATIVE)
+    if given is not None:
+        if given.row_gap or given.column_step > 1:
+            labels.add("non-contiguous rows")
+        if given.first_row:
+            labels.add("row slice")
+        if not given.seq_lens:
+            labels.add("no rows")
+    if engine is not None:
+        labels |= _engine_labels(case, engine)
+    for call in observation.calls:
+        labels |= _call_labels(case, call)
+    return frozenset(labels)
+
+
+def _engine_labels(case: Case, engine: Engine) -> set[str]:
+    labels = {f"{engine.runner} runner"}
+    if any(size != case.block_size for size in engine.attention_block_sizes):
+        labels.add("two groups of different block size")
+    if not engine.attention_block_sizes:
+        labels.add("no attention group")
+    plans = [request.decodes for request in engine.requests]
+    if any(step.accepted < step.drafts for plan in plans for step in plan):
+        labels.add("rejected drafts")
+    if any(
+        later.drafts < earlier.drafts
+        for plan in plans
+        for earlier, later in pairwise(plan)
+    ):
+        labels.add("fewer drafts than before")
+    return labels
+
+
+def _call_labels(case: Case, call: WindowCall) -> set[str]:
+    labels: set[str] = set()
+    if 0 in call.seq_lens:
+        labels.add("zero-length row")
+    # A scheduled sequence ends one token below max_model_len (`Scheduler.schedule`).
+    if case.max_model_len - (case.origin == "wired") in call.seq_lens:
+        labels.add("seq_len at max")
+    if case.mode != "align":
+        return labels
+    for row, seq_len in enumerate(call.seq_lens):
+        first = case.first_column(seq_len)
+        if first == len(call.table[row]) - 1:
+            labels.add("window in last column")
+        if first + case.window > case.documented_columns:
+            labels.add(_BEYOND)
+        owned = call.owned[row] if call.owned else None
+        if owned and set(owned) & set(call.fresh):
+            labels.add("reused block")
+        others = {
+            block
+            for other, blocks in enumerate(call.owned)
+            if other != row and blocks
+            for block in blocks
+        }
+        if owned and (set(owned) - {NULL_BLOCK}) & others:
+            labels.add("shared block")
+    return labels
