@@ -101,7 +101,7 @@ class Child:
         """The part of the child's stderr that says most about its end."""
         self.read_stderr()
         text = self._stderr.decode(errors="replace")
-        return _telling_lines(text)
+        return telling_lines(text)
 
     def resident_bytes(self) -> int:
         """Resident memory of the child's process, 0 when it is gone."""
@@ -123,7 +123,7 @@ class Child:
         os.close(self.stderr_fd)
 
 
-def _telling_lines(text: str) -> str:
+def telling_lines(text: str) -> str:
     """The last lines of a stderr, or the innermost frames of a crash in it.
 
     What differs between machines and runs (addresses, folders) is taken out, for the
@@ -279,7 +279,7 @@ class Zygote:
         """The end of what the zygote wrote to its own stderr."""
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_KEPT_BYTES))
-        return _telling_lines(self._stderr.read().decode(errors="replace"))
+        return telling_lines(self._stderr.read().decode(errors="replace"))
 
     def close(self) -> str:
         """End the zygote and its child, and say how it ended."""

@@ -19,6 +19,7 @@ Deed = Literal[
     "segfault",
     "exit",
     "system_exit",
+    "slow",
     "hang",
     "hang_in_c",
     "hog",

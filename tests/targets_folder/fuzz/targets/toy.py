@@ -18,7 +18,7 @@ from vllm.utils import math_utils
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
 
-RUNTIME = Runtime(isolated=True, timeout_s=2.0, memory_bytes=1 << 30)
+RUNTIME = Runtime(isolated=True, timeout_s=3.0, memory_bytes=1 << 29)
 
 CONTROLS = (
     Control(
@@ -71,6 +71,11 @@ def _exit() -> str:
 
 def _system_exit() -> str:
     sys.exit(4)
+
+
+def _slow() -> str:
+    time.sleep(1.0)
+    return "at last"
 
 
 def _hang() -> str:
@@ -147,6 +152,7 @@ DEEDS = {
     "segfault": _segfault,
     "exit": _exit,
     "system_exit": _system_exit,
+    "slow": _slow,
     "hang": _hang,
     "hang_in_c": _hang_in_c,
     "hog": _hog,
