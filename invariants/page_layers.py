@@ -123,8 +123,11 @@ def _padding_is_read(
 
 def _half_empty(given: SeenLayer, final: SeenLayer, content: int) -> bool:
     """Whether planning padded an attention page that twice the tokens would fit."""
-    grown = final.page_bytes > given.page_bytes
-    return grown and given.spec.mamba is None and 2 * content <= final.page_bytes
+    emptier = (
+        final.page_bytes * given.spec.block_size
+        > given.page_bytes * final.spec.block_size
+    )
+    return emptier and given.spec.mamba is None and 2 * content <= final.page_bytes
 
 
 def _changed(old: LayerSpec, new: LayerSpec, *, promoted: bool) -> str | None:

@@ -45,8 +45,8 @@ PATTERNS: tuple[tuple[LayerKind, ...], ...] = (
     ("full",),
     ("mamba",),
 )
-# Of one request's blocks: too few, just as many, one for the null block, plenty.
-SPARE_BLOCKS = (1, 0, -1, 2, 3, 16, 1000, -(2**20))
+# Beyond one request's blocks: plenty, one for the null block, just as many, too few.
+SPARE_BLOCKS = (1000, 1, 0, 2, 3, 16, 64, 4097, -1, -(2**20))
 SPARE_BYTES = (0, -1, 1, 4095)
 
 

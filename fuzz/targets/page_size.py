@@ -26,17 +26,37 @@ RUNTIME = Runtime(platform="cpu", triton="jit")
 
 CONTROLS: tuple[Control, ...] = (
     Control(
-        name="page_size: unifies to the smallest page",
+        name="page_size: unifies in place",
         origin="contract",
         edits=(
             SourceEdit(
                 modules=PLANNING_MODULES,
                 function=UNIFY_FUNCTION,
-                old="max_page_size = max(page_sizes)",
-                new="max_page_size = min(page_sizes)",
+                old="new_kv_cache_spec = {}",
+                new="new_kv_cache_spec = kv_cache_spec",
             ),
         ),
-        invariant="PAGE-UNIFY-REFUSAL",
+        invariant="PAGE-UNIFY-INPUT",
+        cases=200,
+    ),
+    Control(
+        name="page_size: plans one block too many",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=PLANNING_MODULES,
+                function="get_kv_cache_config_from_groups",
+                old="num_blocks = available_memory // bytes_per_block",
+                new="num_blocks = available_memory // bytes_per_block + 1",
+            ),
+            SourceEdit(
+                modules=PLANNING_MODULES,
+                function="get_num_blocks",
+                old="num_blocks = max(num_blocks, 0)",
+                new="num_blocks = num_blocks + 1",
+            ),
+        ),
+        invariant="PAGE-BLOCKS",
         cases=200,
     ),
 )

@@ -45,18 +45,19 @@ def _grown(name: str, spec: Any, largest: int) -> Any:
     kind = kind_of(spec)
     if kind == "mamba":
         return replace(spec, page_size_padded=largest)
-    bare = replace(spec, page_size_padded=None)
     times, rest = divmod(largest, spec.page_size_bytes)
     if rest == 0:
         # MLA's own alignment is computed anew for the larger block.
-        scaled = replace(bare, block_size=spec.block_size * times)
+        scaled = replace(
+            spec, block_size=spec.block_size * times, page_size_padded=None
+        )
         if scaled.page_size_bytes == largest:
             return scaled
     # Releases from 0.26 to 0.32 ask each spec whether its backend reads such pages.
     opted_in = getattr(spec, "indexes_kv_by_block_stride", True)
     may_pad, _ = padded_kinds(opted_in=True)
     if kind in may_pad and opted_in:
-        return _filled(bare, largest)
+        return _filled(replace(spec, page_size_padded=None), largest)
     if rest == 0 and kind != "mla":
         return replace(
             spec, block_size=spec.block_size * times, page_size_padded=largest
