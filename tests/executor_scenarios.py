@@ -97,7 +97,7 @@ def another_triton_mode(executor: Executor, rooms: Rooms) -> None:
 def wrong_result_of_a_reused_process(executor: Executor, rooms: Rooms) -> None:
     """A violation that an earlier case caused is no verdict on a later one."""
     down = executor.judge(rooms, _case(rooms), edits=(ROUND_DOWN,))
-    known = frozenset(violation.key for violation in down.violations)
+    known = frozenset(violation.key.id for violation in down.violations)
     for deed in ("inspect", "inspect", "stain", "inspect", "inspect"):
         assert _broken(executor.judge(rooms, _case(rooms, deed))) == []
     assert _broken(executor.judge(rooms, _case(rooms, tokens=65))) == []
