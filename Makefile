@@ -1,5 +1,5 @@
 # The two commands of this project, `make fuzz` and `make test`, from a clean clone.
-# The environment is made once and stamped; it is remade when its inputs change.
+# The environment is made once and stamped; it is remade when the lock changes.
 
 PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3.12),python3)
 VENV := .venv
@@ -21,17 +21,20 @@ help:
 
 env: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml
+$(VENV)/.locked: requirements.lock
 	@$(PYTHON) -c 'import sys; v = sys.version_info; ok = (3, 11) <= v[:2] < (3, 13); \
 	ok or sys.exit("kvfuzz needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d.%d: " \
 	"install one of them or run make PYTHON=/path/to/python3.11" % v[:3])'
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --no-deps -r requirements.lock
-	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
 	@$(PY) -c 'import torch' || { echo "torch cannot be imported: the package index" \
 	"serves its CUDA build as torch 2.13.0. Let pip find the CPU build (its index in" \
 	"PIP_EXTRA_INDEX_URL or its wheel in PIP_FIND_LINKS) and run make again"; exit 1; }
+	touch $@
+
+$(STAMP): $(VENV)/.locked pyproject.toml
+	$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
 	touch $(STAMP)
 
 # The report is shown whatever pytest said, and pytest's exit status is kept: 0 green,
