@@ -226,10 +226,12 @@ def _kv_cache_config(case: Case, engine: Engine) -> Any:
     )
 
 
-Rows = list[tuple[_Served, Any]]
+_ServedRows = list[tuple[_Served, Any]]
 
 
-def _scheduled(engine: _Engine, number: int) -> tuple[Rows, Rows, list[_Served]]:
+def _scheduled(
+    engine: _Engine, number: int
+) -> tuple[_ServedRows, _ServedRows, list[_Served]]:
     """One scheduling step: newly admitted, running with new blocks, preempted.
 
     Running requests come first; one that gets no blocks is preempted and waits again;
@@ -237,7 +239,7 @@ def _scheduled(engine: _Engine, number: int) -> tuple[Rows, Rows, list[_Served]]
     """
     if hasattr(engine.manager, "new_step_starts"):
         engine.manager.new_step_starts()
-    appended: Rows = []
+    appended: _ServedRows = []
     preempted: list[_Served] = []
     for served in list(engine.running):
         tokens = _tokens_to_schedule(engine, served, computed=0)
@@ -253,10 +255,10 @@ def _scheduled(engine: _Engine, number: int) -> tuple[Rows, Rows, list[_Served]]
     return _admitted(engine, number), appended, preempted
 
 
-def _admitted(engine: _Engine, number: int) -> Rows:
+def _admitted(engine: _Engine, number: int) -> _ServedRows:
     from vllm.v1.request import RequestStatus
 
-    added: Rows = []
+    added: _ServedRows = []
     for served in [s for s in engine.waiting if s.plan.arrives <= number]:
         if len(engine.running) == engine.engine.max_num_reqs:
             break
@@ -331,7 +333,11 @@ def _preempt(engine: _Engine, served: _Served) -> None:
 
 
 def _update_rows(
-    engine: _Engine, *, added: Rows, appended: Rows, preempted: list[_Served]
+    engine: _Engine,
+    *,
+    added: _ServedRows,
+    appended: _ServedRows,
+    preempted: list[_Served],
 ) -> None:
     """The worker's tables, in the order of `GPUModelRunner._update_states`."""
     rows = engine.rows
