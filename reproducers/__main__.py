@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     script = commands.add_parser(
         "script", parents=[shared], help="generate repro.py anew from case.json"
     )
-    script.add_argument("ids", nargs="+", metavar="ID")
+    script.add_argument("ids", nargs="*", metavar="ID", help="default: all")
     old = commands.add_parser(
         "prune",
         parents=[shared],
@@ -137,7 +137,8 @@ def _run(options: argparse.Namespace, display: Display) -> int:
     if options.command == "show":
         return show(options.id, store=options.store, ledger=ledger, display=display)
     if options.command == "script":
-        for id_ in options.ids:
+        usable = [e.id for e in entries(options.store) if isinstance(e, Saved)]
+        for id_ in options.ids or usable:
             display.line(str(rewrite(options.store, id_)))
         return 0
     trial = Trial(

@@ -43,7 +43,8 @@ and no compiled vLLM either (vLLM's Python files and what they import are enough
 
 BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix at the end of
 this file applied in memory. Exit status: 1 when the fault shows, 0 when it does not,
-2 when neither is known.
+2 when neither is known. The case is CASE_JSON; run() calls vLLM with it, judge() checks
+what came of it, FIXES holds the fix.
 {killed}
 Generated from case.json and kvfuzz's sources; do not edit, but generate it anew:
     python -m reproducers script {id}

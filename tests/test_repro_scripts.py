@@ -341,11 +341,11 @@ def test_every_saved_fault_shows_itself_alone_where_it_was_found(
 def test_every_saved_script_is_what_its_case_and_the_sources_give(id_: str) -> None:
     text = (STORE / id_ / "repro.py").read_text(encoding="utf-8")
     assert text == script(read(STORE, id_)), (
-        f"python -m reproducers script {id_} brings it up to date"
+        "python -m reproducers script brings it up to date"
     )
 
 
-COLLISIONS = {
+COLLISIONS: dict[str, tuple[dict[str, str | None], str]] = {
     "a name defined twice": (
         {"fuzz/targets/toy.py": "def judge():\n    pass\n"},
         r"'judge' is defined .* in invariants.toy and defined .* in fuzz.targets.toy",

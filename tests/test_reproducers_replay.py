@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -60,16 +61,8 @@ def judged(*violations: Violation, ids: tuple[str, ...] = ("TOY-BLOCKS",)) -> Ju
 
 
 def another(found: Violation, **changes: str) -> Violation:
-    fields = {
-        "invariant": found.invariant,
-        "target": found.target,
-        "origin": found.origin,
-        "site": found.site,
-        "message": "something else",
-        "evidence": found.evidence,
-        "exception": found.exception,
-    }
-    return Violation(**{**fields, **changes})
+    """The same violation, otherwise broken."""
+    return replace(found, message="something else", **changes)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -388,6 +381,21 @@ def test_an_id_with_separators_is_refused_by_every_command(
     assert done.stderr.startswith("error: '../store/toy-")
     assert "is not a fault ID" in done.stderr
     assert done.stdout == ""
+
+
+def test_scripts_are_generated_anew_for_all_or_for_some(place: Path) -> None:
+    paths = [
+        place / "store" / each.id / "repro.py" for each in entries(place / "store")
+    ]
+    before = [path.read_text(encoding="utf-8") for path in paths]
+    for path in paths:
+        path.write_text("stale", encoding="utf-8")
+    done = command(place, "script", paths[0].parent.name)
+    assert done.stdout == f"{paths[0]}\n"
+    assert paths[1].read_text(encoding="utf-8") == "stale"
+    done = command(place, "script")
+    assert done.stdout.splitlines() == list(map(str, paths))
+    assert [path.read_text(encoding="utf-8") for path in paths] == before
 
 
 def test_a_case_found_with_patches_asks_for_them(place: Path, tmp_path: Path) -> None:
