@@ -7,7 +7,7 @@ shows the same verdict as the exit code.
 import re
 from xml.etree import ElementTree as ET
 
-from reports.decide import Decision, breaks
+from reports.decide import Decision
 from reports.document import Report, Row
 
 # What XML 1.0 cannot carry even escaped.
@@ -28,7 +28,7 @@ def junit_xml(report: Report, decision: Decision) -> bytes:
     suite = ET.SubElement(root, "testsuite", name="run")
     if report.times.seconds is not None:
         suite.set("time", f"{report.times.seconds:.3f}")
-    _add_run(suite, report, decision)
+    _add_run(suite, decision)
     _count(suite)
     ET.indent(root)
     text: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
@@ -50,8 +50,7 @@ def _add_row(
         if finding.id not in row.findings:
             continue
         text = f"{finding.cause}\nreplay: {finding.command}"
-        if finding.case:
-            text += f"\nsite: {finding.site}\nsmallest case: {finding.case}"
+        text += f"\nsite: {finding.site}\nsmallest case: {finding.case}"
         if finding.id in breaking:
             _add(case, "failure", f"{finding.id}: {finding.cause}", text)
         else:
@@ -68,21 +67,18 @@ def _add_row(
     out.text = _xml("\n".join(told))
 
 
-def _add_run(suite: ET.Element, report: Report, decision: Decision) -> None:
+def _add_run(suite: ET.Element, decision: Decision) -> None:
     """One test case with every reason that no row shows."""
     case = ET.SubElement(suite, "testcase", classname="run", name="verdict")
-    shown = {f.id for f in report.findings if breaks(f, strict=True)}
     for reason in decision.reasons:
         if reason.kind == "untold":
             _add(case, "error", reason.text)
-        elif reason.id not in shown:
+        elif reason.kind == "promote":
             _add(case, "failure", reason.text)
 
 
 def _add(case: ET.Element, tag: str, message: str, text: str = "") -> None:
-    element = ET.SubElement(case, tag, message=_xml(message))
-    if tag != "skipped":
-        element.set("type", tag)
+    element = ET.SubElement(case, tag, message=_xml(message), type=tag)
     element.text = _xml(text) or None
 
 

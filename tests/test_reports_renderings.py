@@ -26,6 +26,7 @@ from reports.report import fold
 from reports.terminal import CASE_LINES, REASONS_SHOWN, render
 from reports.text import duration, pretty_case, printable
 from tests.report_events import (
+    CASE,
     FAULT,
     SHARDS,
     a_run,
@@ -344,6 +345,21 @@ def test_junit_has_a_case_for_each_row_and_one_for_the_run() -> None:
     for suite in root.iter("testsuite"):
         assert suite.get("tests") == str(len(suite.findall("testcase")))
         assert suite.get("failures") == suite.get("errors") == "0"
+        assert suite.get("skipped") == "0"
+    assert root[-1].get("time") == "61.000"
+    assert not list(root.iter("skipped"))
+    (held,) = root.findall(".//testcase[@name='TABLE-WINDOW (wired)']")
+    assert held.findtext("system-out") == (
+        "Each request gets the 1 + k entries of its own window.\n"
+        "verdict: held; judged in 200 cases\nlabel last-column: 50"
+    )
+
+
+def test_junit_of_an_unfinished_run_errs() -> None:
+    report = fold(a_run(finished=False))
+    root = ET.fromstring(junit_xml(report, decide(report, strict=False)))  # noqa: S314
+    assert root[-1].get("time") is None
+    assert root[-1].get("errors") == "1"
 
 
 def test_junit_fails_what_breaks() -> None:
@@ -352,6 +368,8 @@ def test_junit_fails_what_breaks() -> None:
     (failure,) = suite.iter("failure")
     assert failure.get("message", "").startswith(f"{FAULT}: page 4,456,448")
     assert f"python -m reproducers replay {FAULT}" in (failure.text or "")
+    assert f"smallest case: {CASE}" in (failure.text or "")
+    assert failure.get("type") == "failure"
 
 
 def test_junit_tells_of_a_contract_finding_without_failing() -> None:
@@ -374,6 +392,15 @@ def test_junit_errs_on_vacuous_and_skips_what_was_not_run() -> None:
     skipped = cases["TABLE-WINDOW (wired)"].find("skipped")
     assert skipped is not None
     assert skipped.get("message") == "not selected"
+
+
+def test_junit_skips_what_is_absent_with_its_reason() -> None:
+    lacking = [name for name in SHARDS if name.startswith("page_size")]
+    absent = Absent(target="page_size", reason="no such function")
+    report = fold(a_run(absent, without_shards=lacking))
+    root = ET.fromstring(junit_xml(report, decide(report, strict=False)))  # noqa: S314
+    messages = {each.get("message") for each in root.iter("skipped")}
+    assert messages == {"no such function"}
 
 
 def test_junit_of_the_run_shows_what_no_row_does() -> None:

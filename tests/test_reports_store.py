@@ -45,6 +45,7 @@ def test_finishing_writes_every_rendering_and_gives_the_report(home: Path) -> No
     assert FAULT in (home / "latest" / "report.md").read_text()
     assert b"<testsuites" in (home / "latest" / "junit.xml").read_bytes()
     left = {path.name for path in folder.iterdir()} - {"report.json", "report.md"}
+    assert (folder / "report.json").stat().st_mode & 0o777 == 0o644
     assert left == {"junit.xml", *(f"events-gw{n}.jsonl" for n in range(3))}
 
 
@@ -165,6 +166,13 @@ def test_a_truncated_report_is_refused(tmp_path: Path) -> None:
     whole = msgspec.json.encode(document())
     message = refusal(tmp_path / "report.json", whole[: len(whole) // 2])
     assert "is damaged" in message
+
+
+def test_a_damaged_report_is_not_passed_over_for_the_events() -> None:
+    folder = write(new_run_folder(), a_run())
+    (folder / "report.json").write_bytes(b"{")
+    with pytest.raises(ReportError, match="is damaged"):
+        load(folder)
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
