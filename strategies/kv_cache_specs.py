@@ -40,6 +40,7 @@ RELATED_DTYPES: tuple[Dtype, ...] = ("bfloat16", "uint8")
 # A padded page is another layer's page divided by one of these, or a little slack.
 DIVISORS = (1, 2, 3, 4)
 SLACKS = (1, 64, 4096)
+PADDING_CHOICES = 11
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,16 +164,20 @@ def kv_cache_mixes(
             head_sizes=(head_size, 2 * head_size),
             dtypes=RELATED_DTYPES,
         )
-    distinct = draw(
+    # A layer and its padding are drawn together, so that both shrink away together.
+    choices = st.none() if not padded else st.none() | st.integers(0, PADDING_CHOICES)
+    drawn = draw(
         st.lists(
-            _specs(kinds, sizes),
+            st.tuples(_specs(kinds, sizes), choices),
             min_size=min_layers,
             max_size=min(3, max_layers) if max_layers > min_layers else max_layers,
         )
     )
-    if padded:
-        pages = [page_bytes(spec) for spec in distinct]
-        distinct = [draw(_paddings(spec, tuple(pages))) for spec in distinct]
+    pages = [page_bytes(spec) for spec, _ in drawn]
+    distinct = [
+        spec if choice is None else _padded(spec, pages, choice)
+        for spec, choice in drawn
+    ]
     # Real models repeat few specs in a pattern.
     more = draw(
         st.lists(st.sampled_from(distinct), max_size=max_layers - len(distinct))
@@ -180,20 +185,21 @@ def kv_cache_mixes(
     return tuple(distinct + more)
 
 
-@st.composite
-def _paddings(draw: st.DrawFn, spec: LayerSpec, pages: tuple[int, ...]) -> LayerSpec:
-    """A spec, unpadded or padded to a part of another layer's page or by some slack."""
+def _padded(spec: LayerSpec, pages: list[int], choice: int) -> LayerSpec:
+    """A spec padded to a part of another layer's page, or by some slack."""
     content = content_bytes(spec)
-    shares = [
-        page // divisor
-        for page in pages
-        for divisor in DIVISORS
-        if page % divisor == 0 and page // divisor > content
-    ]
-    sizes = sorted({*shares, *(content + slack for slack in SLACKS)})
-    size = draw(st.one_of(st.none(), st.sampled_from(sizes)))
-    if size is None:
-        return spec
+    shares = sorted(
+        {
+            page // divisor
+            for page in pages
+            for divisor in DIVISORS
+            if page % divisor == 0 and page // divisor > content
+        }
+    )
+    if shares and choice % 4:
+        size = shares[choice % len(shares)]
+    else:
+        size = content + SLACKS[choice % len(SLACKS)]
     if spec.attention is None or spec.kind != "mla":
         return replace(spec, page_size_padded=size)
     shape = replace(spec.attention, alignment=min(size, 2**20))

@@ -1,0 +1,106 @@
+"""Runs page-size cases on one release and prints what was found, as JSON.
+
+A process has one vLLM tree, so tests that look at several releases start this:
+``python -m tests.page_size_trees RELEASE ORIGIN CASES [--fixed] [--plain] [--seed N]``.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from fuzz.edits import Edit, applied
+from fuzz.trees import activate, resolve
+from invariants.model import encode
+from invariants.page_size import Case, judge
+from reproducers.fixing import NoFix, fitting_fix
+from strategies.page_size import cases
+
+
+def main() -> None:
+    """Draw cases, judge them, print faults by ID with counts and the labels seen."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("release")
+    parser.add_argument("origin", choices=("contract", "wired"))
+    parser.add_argument("cases", type=int)
+    parser.add_argument("--fixed", action="store_true", help="apply all fixes that fit")
+    parser.add_argument("--plain", action="store_true", help="no sizes of deployments")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    activate(resolve(options.release))
+    with ExitStack() as fixes:
+        if options.fixed:
+            for edit in _fixes():
+                fixes.enter_context(applied(edit))
+        found = _search(options)
+    json.dump(found, sys.stdout)
+
+
+def _fixes() -> list[Edit]:
+    """Each site's first fix that fits, every edit once."""
+    from reproducers.fixes.page_size import FIXES
+
+    edits: list[Edit] = []
+    for site in dict.fromkeys(site for fix in FIXES for site in fix.sites):
+        try:
+            fix = fitting_fix(FIXES, site)
+        except NoFix:
+            continue
+        edits += [edit for edit in fix.edits if edit not in edits]
+    return edits
+
+
+def _search(options: argparse.Namespace) -> dict[str, Any]:
+    from fuzz.targets.page_size import absent, run
+
+    faults: dict[str, dict[str, Any]] = {}
+    labels: Counter[str] = Counter()
+    judged: Counter[str] = Counter()
+    count = Counter[str]()
+
+    @seed(options.seed)
+    @settings(
+        max_examples=options.cases,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(cases(origin=options.origin, deployed=not options.plain))
+    def each(case: Case) -> None:
+        count["cases"] += 1
+        judgement = judge(case, run(case))
+        labels.update(judgement.labels)
+        judged.update(judgement.judged)
+        for violation in judgement.violations:
+            fault = faults.setdefault(
+                violation.key.id,
+                {
+                    "invariant": violation.invariant,
+                    "site": violation.site,
+                    "exception": violation.exception,
+                    "first": count["cases"],
+                    "count": 0,
+                },
+            )
+            fault["count"] += 1
+            fault |= {"message": violation.message, "case": encode(case)}
+
+    missing = absent()
+    if missing is None:
+        each()
+    return {
+        "absent": missing,
+        "cases": count["cases"],
+        "faults": faults,
+        "labels": labels,
+        "judged": judged,
+    }
+
+
+if __name__ == "__main__":
+    main()
