@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from invariants.mamba_table_values import Case, Engine, Observation, WindowCall
-from invariants.model import Death, Invariant, Judgement, Raised, Violation
+from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.scheduling import NULL_BLOCK
 
 TARGET = "mamba_block_table"
@@ -94,12 +94,10 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 
-def judge(case: Case, observation: Observation | Death) -> Judgement:
+def judge(case: Case, observation: Observation) -> Judgement:
     """Judge each call against the reference, and the tables' width (wired)."""
     judged: set[str] = set()
     violations: list[Violation] = []
-    if isinstance(observation, Death):
-        return _died(case, observation)
     if observation.absent:
         return Judgement(
             judged=frozenset(), violations=(), labels=frozenset({observation.absent})
@@ -140,23 +138,6 @@ def reference_window(
     """
     columns = range(first_column, first_column + window)
     return tuple(row[c] if c < len(row) else NULL_BLOCK for c in columns)
-
-
-def _died(case: Case, death: Death) -> Judgement:
-    """A process dies of a read far beyond the guards around the table."""
-    broken = _violation(
-        case,
-        "GDN-ALIGN-BOUNDS",
-        site=KERNEL_SITE if case.branch == "triton" else WINDOW_SITE,
-        message=f"the process that ran the case died: {death.cause}",
-        evidence={"detail": death.detail},
-        exception=death.cause,
-    )
-    return Judgement(
-        judged=frozenset({"GDN-ALIGN-BOUNDS"}),
-        violations=(broken,),
-        labels=frozenset({f"{case.branch} branch"}),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

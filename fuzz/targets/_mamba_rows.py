@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from fuzz.targets._interpreted_kernels import interpreted_kernels
 from invariants.mamba_table_values import Case, Engine
 
 if TYPE_CHECKING:
@@ -230,16 +231,25 @@ class V2Rows:
         """A request gives its state row back."""
         self._free.append(self._states.pop(request_id))
 
+    @staticmethod
+    def _kernels() -> contextlib.AbstractContextManager[None]:
+        """Their kernels follow tables of addresses, one per KV-cache group."""
+        from vllm.v1.worker.gpu import block_table, buffer_utils
+
+        return interpreted_kernels(block_table, buffer_utils, pointer_tables=True)
+
     def settle(self) -> None:
         """Write what was staged (`BlockTables.apply_staged_writes`)."""
-        self._tables.apply_staged_writes()
+        with self._kernels():
+            self._tables.apply_staged_writes()
 
     def table(self, *, rows: int, padded: int) -> "torch.Tensor":
         """``[padded, columns]`` int32 of the Mamba group; padding rows are zeroed."""
         import torch
 
         states = torch.tensor(list(self._states.values())[:rows], dtype=torch.int32)
-        tables = self._tables.gather_block_tables(states, num_reqs_padded=padded)
+        with self._kernels():
+            tables = self._tables.gather_block_tables(states, num_reqs_padded=padded)
         table: torch.Tensor = tables[self._mamba_group]
         return table
 

@@ -3,15 +3,17 @@
 Contract: a table of distinct ids inside an allocation of other ids, so that a read
 beyond its row shows as a foreign id. Wired: the tree's own sizing, allocation and rows
 (`fuzz.targets._mamba_engine`).
-The CUDA branch runs by a tensor that calls itself CUDA, under Triton's interpreter.
+The CUDA branch runs by a tensor that calls itself CUDA, its kernel interpreted.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._interpreted_kernels import interpreted_kernels
 from fuzz.targets._mamba_engine import (
     AllocationFailed,
     BatchStep,
@@ -30,9 +32,9 @@ from invariants.model import Raised
 if TYPE_CHECKING:
     import torch
 
-# Reads just beyond a table stay inside the guards around it; a kernel whose arithmetic
-# is wrong may read anywhere. The torch branch is the same under the interpreter.
-RUNTIME = Runtime(platform="cpu", triton="interpret", isolated=True)
+# Kernels run in the interpreter, in this process: they may touch nothing but their
+# arguments, so that no case can kill it, and a process of their own would cost more.
+RUNTIME = Runtime(platform="cpu", triton="jit", isolated=False)
 
 HOME = "vllm.v1.attention.backends.utils"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -164,19 +166,9 @@ def _called(
     import torch
 
     given_table, given_lengths = table.tolist(), seq_lens.tolist()
-    spec = _mamba_spec(case)
     raised: Raised | None = None
     try:
-        result = (
-            _backend_utils()
-            .mamba_get_block_table_tensor(
-                _as_cuda(table) if case.branch == "triton" else table,
-                _as_cuda(seq_lens) if case.branch == "triton" else seq_lens,
-                spec,
-                case.mode,
-            )
-            .as_subclass(torch.Tensor)
-        )
+        result = _window(case, table, seq_lens).as_subclass(torch.Tensor)
     except Exception as error:  # noqa: BLE001 - whatever escapes is the observation
         raised = _table_raised(error)
     return WindowCall(
@@ -192,6 +184,22 @@ def _called(
         inputs_kept=table.tolist() == given_table
         and seq_lens.tolist() == given_lengths,
     )
+
+
+def _window(
+    case: Case, table: "torch.Tensor", seq_lens: "torch.Tensor"
+) -> "torch.Tensor":
+    """What the tree's function gives, by the branch that the case asks for."""
+    utils = _backend_utils()
+    kernels: AbstractContextManager[None] = nullcontext()
+    if case.branch == "triton":
+        table, seq_lens = _as_cuda(table), _as_cuda(seq_lens)
+        kernels = interpreted_kernels(utils)
+    with kernels:
+        window: torch.Tensor = utils.mamba_get_block_table_tensor(
+            table, seq_lens, _mamba_spec(case), case.mode
+        )
+    return window
 
 
 def _rows(result: "torch.Tensor") -> tuple[tuple[int, ...], ...]:
