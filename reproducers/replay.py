@@ -80,12 +80,14 @@ def replay(id_: str, executor: Executor, *, store: Path = STORE) -> Replay:
             "remove the case, or give the law its name back",
         )
     try:
-        return _replayed(saved, rooms, case, executor)
+        return _replayed(saved, rooms, case, executor, store)
     except Exception as error:  # noqa: BLE001 - what escapes is the harness's own fault
         return errored(id_, f"{type(error).__name__}: {error}")
 
 
-def _replayed(saved: Saved, rooms: Rooms, case: Any, executor: Executor) -> Replay:
+def _replayed(
+    saved: Saved, rooms: Rooms, case: Any, executor: Executor, store: Path
+) -> Replay:
     reason = target_module(saved.target).absent()
     if reason is not None:
         return Replay(
@@ -95,7 +97,10 @@ def _replayed(saved: Saved, rooms: Rooms, case: Any, executor: Executor) -> Repl
             fixed=None,
             others=(),
         )
-    broken = judged_arm(executor.judge(rooms, case), saved.key)
+    judgement = executor.judge(rooms, case)
+    broken = judged_arm(judgement, saved.key)
+    instead = {v.key.id for v in judgement.violations if v.invariant == saved.invariant}
+    message = broken.message
     outcome: Outcome = "ERRORED"
     fixed = None
     if broken.status == "fails":
@@ -103,13 +108,26 @@ def _replayed(saved: Saved, rooms: Rooms, case: Any, executor: Executor) -> Repl
         fixed = _fixed_arm(executor, rooms, case, saved.key)
     elif broken.status == "holds":
         outcome = "FIXED"
+    elif broken.status == "differs" and all(_is_saved(store, id_) for id_ in instead):
+        # A tree in which the same law breaks elsewhere: those faults have their own
+        # cases, and this one's code was not reached.
+        outcome = "NOT_APPLICABLE"
+        message = f"on this tree the case shows {', '.join(sorted(instead))} instead"
     return Replay(
         id=saved.id,
         outcome=outcome,
-        message=broken.message,
+        message=message,
         fixed=fixed,
         others=broken.others,
     )
+
+
+def _is_saved(store: Path, id_: str) -> bool:
+    try:
+        read(store, id_)
+    except CaseError:
+        return False
+    return True
 
 
 def fixes_of(target: str) -> tuple[Fix, ...]:

@@ -18,11 +18,12 @@ from invariants.model import Judgement, Violation
 from reproducers.fix import Fix
 from reproducers.fixing import NoFix
 from reproducers.replay import replay, verify_fix
-from reproducers.store import entries, read
+from reproducers.store import entries, read, save
 from tests.saved_faults import (
     BAD,
     GOOD,
     TOYS,
+    found_on,
     save_toy,
     toy_rooms,
     violation,
@@ -140,6 +141,29 @@ def test_the_same_law_broken_otherwise_is_no_verdict_and_named(
     assert (result, status) == ("ERRORED", 2)
     assert "TOY-BLOCKS is broken in another way than recorded" in message
     assert f"{moved.key.id} (TOY-BLOCKS at ceil_div): something else" in message
+
+
+def test_the_same_law_broken_as_another_saved_fault_says_is_that_fault(
+    tmp_path: Path, rooms: Rooms, present: Callable[..., None]
+) -> None:
+    own = violation(rooms, rooms.case(tokens=7, block_size=4))
+    other = another(own, site="ceil_div")
+    save(
+        store=tmp_path,
+        invariant=rooms.invariants[0],
+        violation=other,
+        case=rooms.case(tokens=7, block_size=4),
+        found_on=found_on(),
+        fix="none",
+    )
+    new = another(own, site="floor_div")
+    assert outcome(tmp_path, rooms, judged(other, new))[0] == "ERRORED"
+    assert outcome(tmp_path, rooms, judged(other)) == (
+        "NOT_APPLICABLE",
+        f"on this tree the case shows {other.key.id} instead",
+        None,
+        0,
+    )
 
 
 def test_another_law_broken_by_the_case_is_told_and_no_clean_0(
