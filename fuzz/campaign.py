@@ -32,6 +32,7 @@ from reports.events import (
     Event,
     EventLog,
     Found,
+    Problem,
     Progress,
     ShardFinished,
     WorkerStarted,
@@ -146,6 +147,21 @@ class Worker:
             self._save(self, rooms, fault) if fault.shrunk else Saved(path="", fix="")
         )
         self.write(_found_event(source, fault, saved))
+
+    def tell_culprits(self, where: str) -> None:
+        """Tell of cases that did harm which only a later case of their process showed.
+
+        Nobody can say which law they broke, so the run cannot pass.
+        """
+        for culprit in self.executor.take_culprits():
+            cases = "; ".join(request.case for request in culprit.damaging)
+            self.write(
+                Problem(
+                    where=where,
+                    message=f"cases that passed damaged their process ("
+                    f"{culprit.symptom} in a later case, alone without it): {cases}",
+                )
+            )
 
     def close(self) -> None:
         """End child processes and close the log."""
@@ -266,6 +282,7 @@ class Campaign:
                 )
             )
             pace.tell()
+        worker.tell_culprits(shard)
         worker.write(_finished(shard, results))
         if origin == "wired" or run.strict:
             faults = [fault for result in results for fault in result.faults]

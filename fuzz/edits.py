@@ -5,6 +5,8 @@ A `SourceEdit` rewrites one expression in a function's own source as it is loade
 isolated process can apply them too. `applied` puts everything back at its end.
 """
 
+import __future__
+
 import hashlib
 import importlib
 import inspect
@@ -108,7 +110,11 @@ def _recompiled(module: ModuleType, holder: Any, function: str, source: str) -> 
     lines = source.splitlines(keepends=True)
     linecache.cache[filename] = (len(source), None, lines, filename)
     defined: dict[str, Any] = {}
-    exec(compile(source, filename, "exec"), module.__dict__, defined)  # noqa: S102 (the tree's own source, edited)
+    # Annotations of a module that postpones them may name what only checkers import.
+    postponed = vars(module).get("annotations") is __future__.annotations
+    flags = __future__.annotations.compiler_flag if postponed else 0
+    code = compile(source, filename, "exec", flags=flags, dont_inherit=True)
+    exec(code, module.__dict__, defined)  # noqa: S102 (the tree's own source, edited)
     if not isinstance(holder, type):
         return defined[last]
     method = defined["method_of"](holder)
@@ -141,38 +147,44 @@ def _replaced(edit: Replacement) -> tuple[Any, Any, Any]:
     return holder, current, implementation
 
 
+def _holders(holder: Any, function: str, value: Any) -> Iterator[Any]:
+    """Whatever calls a function by a name of its own: its home and its importers."""
+    if not isinstance(holder, ModuleType):
+        yield holder
+        return
+    # The tree's package and our targets; thousands of other modules cannot have it.
+    roots = {holder.__name__.partition(".")[0], "fuzz"}
+    for name, module in list(sys.modules.items()):
+        known = name.partition(".")[0] in roots and module is not None
+        if known and vars(module).get(function) is value:
+            yield module
+
+
 @contextmanager
 def applied(*edits: Edit) -> Iterator[None]:
     """Apply edits to the loaded tree, in order, and undo them at the end.
 
-    A module-level function is changed in every loaded module that imported it by
-    name, so that its callers see the change.
+    A module-level function is changed in every module of the tree that imported it by
+    name, so that its callers see the change; one that is imported while the edit is in
+    force gets the original back at the end too.
 
     Raises:
         EditError: When an edit does not fit this tree; nothing stays changed.
     """
-    undo: list[tuple[Any, str, Any]] = []
+    undo: list[tuple[Any, str, Any, Any]] = []
     try:
         for edit in edits:
             made = _edited(edit) if isinstance(edit, SourceEdit) else _replaced(edit)
             holder, current, new = made
             last = edit.function.rsplit(".", 1)[-1]
-            holders = [holder]
-            if isinstance(holder, ModuleType):
-                holders += [
-                    module
-                    for module in list(sys.modules.values())
-                    if module is not None
-                    and module is not holder
-                    and getattr(module, "__dict__", {}).get(last) is current
-                ]
-            for each in holders:
-                undo.append((each, last, current))
+            undo.append((holder, last, current, new))
+            for each in _holders(holder, last, current):
                 setattr(each, last, new)
         yield
     finally:
-        for each, last, current in reversed(undo):
-            setattr(each, last, current)
+        for holder, last, current, new in reversed(undo):
+            for each in list(_holders(holder, last, new)):
+                setattr(each, last, current)
 
 
 def fitting(edits: tuple[SourceEdit, ...]) -> SourceEdit:

@@ -4,7 +4,8 @@ What needs the platform and Triton mode that this process has, and cannot kill i
 here without any detour through JSON. Everything else goes to a kept isolation.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -50,6 +51,9 @@ class Executor:
         self._here = Runtime() if here is None else here
         self._places: dict[str, _Place] = {}
         self._isolations: dict[tuple[str, str], Isolation] = {}
+        self._keeps_edits = False
+        self._in_force: tuple[Edit, ...] = ()
+        self._undo = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -91,7 +95,8 @@ class Executor:
         """
         place = self._places.get(rooms.name) or self._settle(rooms.name)
         if place.isolation is None:
-            if not edits:
+            if self._keeps_edits:
+                self._put_in_force(edits)
                 return place.run(case)
             with applied(*edits):
                 return place.run(case)
@@ -142,6 +147,27 @@ class Executor:
         """Cases found since the last call to harm those that run after them."""
         isolations = self._isolations.values()
         return tuple(one for each in isolations for one in each.take_culprits())
+
+    @contextmanager
+    def keeping_edits(self) -> Iterator[None]:
+        """Leave edits in force between cases that ask for the same ones.
+
+        Applying edits takes ten times as long as many a case.
+        """
+        self._keeps_edits = True
+        try:
+            yield
+        finally:
+            self._keeps_edits = False
+            self._put_in_force(())
+
+    def _put_in_force(self, edits: tuple[Edit, ...]) -> None:
+        if edits == self._in_force:
+            return
+        self._undo.close()
+        self._in_force = ()
+        self._undo.enter_context(applied(*edits))
+        self._in_force = edits
 
     def close(self) -> None:
         """End all isolating processes; a later case starts them again."""

@@ -55,14 +55,15 @@ def find_planted(
             broken = [violation for violation in broken if violation.key not in own]
         return replace(judgement, violations=tuple(broken))
 
-    return search(
-        cases=cases,
-        judge=only_planted,
-        seed=seed,
-        budget=budget,
-        shrink_cases=shrink_cases,
-        first_only=True,
-    )
+    with executor.keeping_edits():
+        return search(
+            cases=cases,
+            judge=only_planted,
+            seed=seed,
+            budget=budget,
+            shrink_cases=shrink_cases,
+            first_only=True,
+        )
 
 
 def find_control(
