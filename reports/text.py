@@ -51,11 +51,11 @@ def duration(seconds: float) -> str:
 
 def headline(report: Report) -> str:
     """Subject, profile, seed and amount of a run, in one line."""
-    tree = f"vLLM {report.tree.version}" if report.tree else "unknown tree"
-    parts = [
-        tree,
-        f"{report.profile}",
-        f"seed {report.seed}",
+    parts = ["unknown tree"]
+    if report.tree is not None:
+        parts = [f"vLLM {report.tree.version}", f"{report.profile}"]
+        parts.append(f"seed {report.seed}")
+    parts += [
         counted(report.cases, "case"),
         counted(sum(each.shards for each in report.properties), "shard"),
     ]

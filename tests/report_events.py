@@ -3,6 +3,7 @@
 `a_run` writes what a whole run of two targets would; a test names what differs in it.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,6 +63,17 @@ TREE = TreeRecord(
 LABELS = {"mamba-beside-attention": 30, "drafter": 12, "last-column": 25}
 FAULT = "page-size-1a2b3c4d"
 CASE = '{"format_version":1,"layers":[{"kind":"mamba","page":2228224}]}'
+
+LARGE_CASE = json.dumps(
+    {
+        "format_version": 1,
+        "layers": [
+            {"name": f"model.layers.{i}", "kind": "mamba", "shapes": [[3, 2048]] * 3}
+            for i in range(60)
+        ],
+        "tokens": list(range(100, 200)),
+    }
+)
 
 
 def started(

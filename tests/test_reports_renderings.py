@@ -24,10 +24,10 @@ from reports.junit import junit_xml
 from reports.markdown import SIZE_MAX_BYTES, code, markdown, prose
 from reports.report import fold
 from reports.terminal import CASE_LINES, REASONS_SHOWN, render
-from reports.text import duration, pretty_case, printable
 from tests.report_events import (
     CASE,
     FAULT,
+    LARGE_CASE,
     SHARDS,
     a_run,
     control,
@@ -36,17 +36,6 @@ from tests.report_events import (
     replayed,
     shard_finished,
     started,
-)
-
-LARGE_CASE = json.dumps(
-    {
-        "format_version": 1,
-        "layers": [
-            {"name": f"model.layers.{i}", "kind": "mamba", "shapes": [[3, 2048]] * 3}
-            for i in range(60)
-        ],
-        "tokens": list(range(100, 200)),
-    }
 )
 
 
@@ -112,6 +101,8 @@ def test_the_screen_of_a_clean_run_says_what_it_stands_on() -> None:
     )
     assert re.search(r"controls +2 of 2 found", text)
     assert re.search(r"TABLE-WINDOW +held +200 +1/1 held +200 +1/1", text)
+    assert re.search(r"saved faults +none", text)
+    assert "not selected" not in text
     assert "exit 0: passed" in text
 
 
@@ -160,6 +151,7 @@ def test_known_findings_take_a_line_and_name_their_link() -> None:
     text = screen(replayed("REPRODUCED"), start=start)
     assert re.search(rf"known +{FAULT} PAGE-ONE-SIZE \(wired\): pages differ", text)
     assert "https://example.org/1" in text
+    assert re.search(r"saved faults +1 REPRODUCED", text)
     assert "new finding 1" not in text
     assert re.search(r"PAGE-ONE-SIZE +known +200", text)
 
@@ -289,6 +281,12 @@ def test_the_page_lists_verdict_reasons_findings_and_rows() -> None:
     rows = [line for line in lines if line.startswith("| `")]
     assert rows[0].startswith("| `PAGE-ONE-SIZE` | wired | violated | 200 | 2/2 | ")
     assert len(rows) == 5
+    assert "| invariant | origin | verdict | cases | labels | statement |" in lines
+    pure = "| `PAGE-PURE` | contract | held | 200 |  | Unification leaves its input"
+    assert rows[-1].startswith(pure)
+    assert "- site: `unify_kv_cache_spec_page_size, AssertionError`" in lines
+    titles = [line for line in lines if line.startswith("#")]
+    assert titles[1:] == ["### Findings", "### Invariants", "### Run"]
     assert "- command `pytest fuzz/ -n 2`" in lines
 
 
@@ -321,9 +319,19 @@ def test_the_page_fits_into_a_comment_and_counts_what_it_left_out() -> None:
     skips = [Skipped(what=f"part{n}", reason="ü" * 3_000) for n in range(200)]
     text = page(*findings, *problems, *skips)
     assert len(text.encode()) < SIZE_MAX_BYTES
-    assert re.search(r"… and \d+ more, see report.json", text)
+    shown = len(re.findall(r"^\*\*page-size-", text, re.MULTILINE))
+    (left_out,) = re.findall(
+        r"… and (\d+) more, see report.json", text.split("### Invariants")[0][-200:]
+    )
+    assert 0 < shown == 200 - int(left_out)
     for title in ("### Findings", "### Invariants", "### Run"):
         assert title in text
+
+
+def test_the_page_of_a_finding_without_case_or_exception_has_neither() -> None:
+    assert "<details>" not in page(replayed("REPRODUCED"))
+    text = page(found(exception=""))
+    assert "- site: `unify_kv_cache_spec_page_size`\n" in text
 
 
 def test_a_page_with_room_leaves_nothing_out() -> None:
@@ -419,52 +427,22 @@ def test_junit_carries_no_character_that_xml_cannot() -> None:
     assert "�[2J� [bold]x" in failure.get("message", "")
 
 
-def test_a_case_that_fits_stays_on_one_line() -> None:
-    assert pretty_case('{"a":[1,2]}', width=40, lines_max=5) == ['{"a": [1, 2]}']
+def test_machines_are_told_apart() -> None:
+    assert "machine" not in screen()
+    names = tuple(name for name in SHARDS if name.endswith("/0"))
+    start = started(num_shards=2, shard_id=0, shards=names)
+    assert "machine 1 of 2: Python 3.11.9" in screen(start=start)
 
 
-def test_members_share_lines_and_blocks_stand_alone() -> None:
-    case = '{"a":1,"b":2,"rows":[[1,2,3,4,5],[6,7,8,9]],"z":"end"}'
-    assert pretty_case(case, width=24, lines_max=20) == [
-        "{",
-        '  "a": 1, "b": 2,',
-        '  "rows": [',
-        "    [1, 2, 3, 4, 5],",
-        "    [6, 7, 8, 9]",
-        "  ],",
-        '  "z": "end"',
-        "}",
-    ]
-
-
-@pytest.mark.parametrize("width", [40, 74, 194])
-def test_a_laid_out_case_is_the_same_value(width: int) -> None:
-    lines = pretty_case(LARGE_CASE, width=width, lines_max=10_000)
-    assert json.loads("\n".join(lines)) == json.loads(LARGE_CASE)
-    assert max(map(len, lines)) <= width
-
-
-def test_a_long_string_is_cut() -> None:
-    lines = pretty_case(json.dumps({"a": "x" * 500}), width=40, lines_max=9)
-    assert lines == ["{", '  "a": "' + "x" * 31 + "…", "}"]
-
-
-def test_a_case_that_is_no_json_is_shown_all_the_same() -> None:
-    assert pretty_case("{broken\x1b", width=40, lines_max=9) == [r"{broken\x1b"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (9.44, "9.4 s"),
-        (59.96, "1 min 0 s"),
-        (200, "3 min 20 s"),
-        (25_500, "7 h 5 min"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
-def test_printable_keeps_words_of_any_language() -> None:
-    assert printable("prüfe 页 №5\tx\ny") == "prüfe 页 №5 x y"
+def test_of_nothing_there_is_a_screen_and_a_page_too() -> None:
+    report = fold([])
+    decision = decide(report, strict=False)
+    out = io.StringIO()
+    render(report, decision, Console(file=out, width=80))
+    text = markdown(report, decision)
+    for each in (out.getvalue(), text):
+        assert "unknown tree · 0 cases · 0 shards\n" in each
+        assert "no run-started event" in each
+        assert "start-up" not in each
+    assert "exit 2: could not tell" in out.getvalue()
+    assert "###" not in text
