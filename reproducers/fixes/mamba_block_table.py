@@ -74,13 +74,14 @@ FIXES: tuple[Fix, ...] = (
             SourceEdit(
                 modules=_RUNNER,
                 function="GPUModelRunner.may_reinitialize_input_batch",
-                old="block_sizes != self._init_block_sizes\n",
-                new="block_sizes != self._init_block_sizes\n"
-                "            or max_num_blocks\n"
-                "            != [\n"
-                "                t.max_num_blocks_per_req // t.blocks_per_kv_block\n"
-                "                for t in self.input_batch.block_table.block_tables\n"
-                "            ]\n",
+                old="or kernel_block_sizes != self._init_kernel_block_sizes\n    ):",
+                new="or kernel_block_sizes != self._init_kernel_block_sizes\n"
+                "        or max_num_blocks\n"
+                "        != [\n"
+                "            table.max_num_blocks_per_req // table.blocks_per_kv_block\n"
+                "            for table in self.input_batch.block_table.block_tables\n"
+                "        ]\n"
+                "    ):",
             ),
         ),
     ),

@@ -1,0 +1,402 @@
+"""The aligned Mamba block table: the judge, the cases, and what releases show."""
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+
+from fuzz.trees import resolve
+from invariants.mamba_block_table import INVARIANTS, judge, reference_window
+from invariants.mamba_table_values import (
+    Case,
+    Decode,
+    Engine,
+    GivenTable,
+    Observation,
+    ServedRequest,
+    WindowCall,
+)
+from invariants.model import CaseError, Raised, decode, encode
+from strategies.mamba_block_table import cases
+from tests.strategy_search import find_any, minimal
+
+ROOT = Path(__file__).parent.parent
+WINDOW = "mamba_get_block_table_tensor"
+KERNEL = "_mamba_align_block_table_kernel"
+SIZING = "GPUModelRunner.may_reinitialize_input_batch"
+
+# Four blocks of 16 tokens, one speculative block; the row's ids are 11..14.
+CONTRACT = Case(
+    format_version=1,
+    origin="contract",
+    mode="align",
+    branch="torch",
+    max_model_len=64,
+    block_size=16,
+    num_speculative_blocks=1,
+    given=GivenTable(seq_lens=(33,)),
+)
+WIRED = replace(
+    CONTRACT,
+    origin="wired",
+    given=None,
+    engine=Engine(
+        attention_block_sizes=(16,),
+        pool_blocks=32,
+        max_num_reqs=2,
+        requests=(ServedRequest(prompt_tokens=33),),
+    ),
+)
+CALL = WindowCall(
+    step=0,
+    table=((11, 12, 13, 14),),
+    seq_lens=(33,),
+    result=((13, 14),),
+    result_shape=(1, 2),
+    result_dtype="int32",
+    inputs_kept=True,
+)
+SERVED = replace(CALL, owned=((0, 0, 13, 14),), used=(2,))
+
+
+def broken(case: Case, **changes: Any) -> list[str]:
+    """Invariants that a call with these changes breaks."""
+    call = replace(CALL if case.origin == "contract" else SERVED, **changes)
+    judgement = judge(case, Observation(calls=(call,)))
+    return sorted(violation.invariant for violation in judgement.violations)
+
+
+# The reference and the judge
+
+
+def test_the_reference_gives_the_null_block_beyond_the_row() -> None:
+    row = (11, 12, 13, 14)
+    assert reference_window(row, first_column=0, window=2) == (11, 12)
+    assert reference_window(row, first_column=3, window=3) == (14, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("seq_len", "column"), [(0, 0), (1, 0), (16, 0), (17, 1), (33, 2), (64, 3)]
+)
+def test_a_window_starts_at_the_column_of_the_last_token(
+    seq_len: int, column: int
+) -> None:
+    assert CONTRACT.first_column(seq_len) == column
+
+
+def test_right_windows_break_nothing() -> None:
+    assert broken(CONTRACT) == []
+    assert broken(CONTRACT, seq_lens=(64,), result=((14, 0),)) == []
+    assert broken(WIRED) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "invariant"),
+    [
+        (
+            {"result": Raised(type="RuntimeError", message="index 4", site=WINDOW)},
+            "BOUNDS",
+        ),
+        ({"seq_lens": (64,), "result": ((14, 77),)}, "BOUNDS"),
+        ({"result": ((13, 77),)}, "BOUNDS"),
+        ({"result": ((12, 13),)}, "WINDOW"),
+        ({"result": ((13, 0),)}, "WINDOW"),
+        ({"seq_lens": (0,), "result": ((12, 13),)}, "ROWS"),
+        ({"result": ((13,),), "result_shape": (1, 1)}, "ROWS"),
+        ({"result_dtype": "int64"}, "ROWS"),
+        ({"inputs_kept": False}, "PURE"),
+    ],
+)
+def test_wrong_windows_break_their_own_law(
+    changes: dict[str, Any], invariant: str
+) -> None:
+    assert broken(CONTRACT, **changes) == [f"GDN-ALIGN-{invariant}"]
+
+
+def test_other_modes_hand_the_table_through() -> None:
+    through = replace(CONTRACT, mode="none")
+    assert broken(through, result=CALL.table) == []
+    assert broken(through) == ["GDN-TABLE-IDENTITY"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        # Another block than the KV-cache manager's.
+        {"owned": ((0, 0, 13, 15),)},
+        # A block that is nobody's, and is used.
+        {"owned": ((0, 0, 13, 0),)},
+        # One block for two states.
+        {
+            "table": ((11, 12, 13, 13),),
+            "result": ((13, 13),),
+            "owned": ((0, 0, 13, 0),),
+        },
+    ],
+)
+def test_windows_of_other_blocks_than_the_requests_are_found(
+    changes: dict[str, Any],
+) -> None:
+    assert broken(WIRED, **changes) == ["GDN-ALIGN-OWNED"]
+
+
+def test_a_moved_block_may_still_be_used_where_it_was() -> None:
+    # The manager has moved block 13 to the end of its list.
+    assert (
+        broken(WIRED, owned=((0, 0, 0, 14, 13),), table=((11, 12, 13, 14, 13),)) == []
+    )
+
+
+def test_a_table_without_room_is_the_sizings_fault_alone() -> None:
+    lost = {
+        "owned": ((0, 0, 13, 14, 15),),
+        "result": Raised(type="RuntimeError", message="index 4", site=WINDOW),
+    }
+    assert broken(WIRED, **lost) == ["GDN-TABLE-FITS"]
+    refused = Observation(
+        unfit=Raised(type="ValueError", message="shape", site=""), unfit_columns=(5, 4)
+    )
+    (violation,) = judge(WIRED, refused).violations
+    assert (violation.invariant, violation.site) == ("GDN-TABLE-FITS", SIZING)
+    assert "a row of 5 blocks does not fit the table of 4 columns" in violation.message
+
+
+def test_what_the_manager_raises_is_found() -> None:
+    raised = Raised(type="AssertionError", message="8 < 9", site="MambaManager.f")
+    (violation,) = judge(WIRED, Observation(unallocated=raised)).violations
+    assert violation.invariant == "GDN-BLOCKS-GIVEN"
+    assert violation.message.endswith("raised AssertionError: 8 < 9")
+
+
+def test_what_a_tree_lacks_is_not_judged() -> None:
+    judgement = judge(WIRED, Observation(absent="mode all is absent in this tree"))
+    assert not judgement.judged
+    assert judgement.labels == {"mode all is absent in this tree"}
+
+
+# Cases
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"given": GivenTable(seq_lens=(65,))}, "65 beyond max_model_len 64"),
+        ({"given": None}, "gives a table where it must not"),
+        ({"engine": WIRED.engine}, "has an engine where it must not"),
+    ],
+)
+def test_inconsistent_cases_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(CONTRACT, **wrong)
+
+
+def test_impossible_requests_are_refused() -> None:
+    with pytest.raises(ValueError, match="2 tokens accepted of 1 drafts"):
+        Decode(drafts=1, accepted=2)
+    with pytest.raises(ValueError, match="leaves no room"):
+        replace(WIRED, max_model_len=33)
+    huge = encode(CONTRACT).replace('"block_size":16', '"block_size":99999999999')
+    with pytest.raises(CaseError, match="block_size"):
+        decode(huge, Case)
+
+
+def table(case: Case) -> GivenTable:
+    assert case.given is not None
+    return case.given
+
+
+def engine(case: Case) -> Engine:
+    assert case.engine is not None
+    return case.engine
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        lambda case: case.max_model_len in table(case).seq_lens,
+        lambda case: 0 in table(case).seq_lens and len(table(case).seq_lens) == 4,
+        lambda case: case.num_speculative_blocks == 16,
+        lambda case: table(case).column_step == 2 and table(case).row_gap > 0,
+        lambda case: case.branch == "triton" and table(case).first_row > 0,
+        lambda case: case.max_model_len % case.block_size != 0,
+        lambda case: case.mode == "none",
+        lambda case: case.mode == "all",
+    ],
+)
+def test_contract_cases_reach(reached: Callable[[Case], bool]) -> None:
+    find_any(cases(origin="contract"), reached)
+
+
+@pytest.mark.parametrize(
+    "reached",
+    [
+        lambda case: not engine(case).attention_block_sizes,
+        lambda case: len(set(engine(case).attention_block_sizes)) == 2,
+        lambda case: engine(case).runner == "v2",
+        lambda case: case.mode == "none",
+        lambda case: any(
+            request.prompt_tokens == case.max_model_len - 1
+            for request in engine(case).requests
+        ),
+        lambda case: len({r.family for r in engine(case).requests}) == 2,
+        lambda case: any(
+            len({step.drafts for step in request.decodes}) == 3
+            for request in engine(case).requests
+        ),
+    ],
+)
+def test_wired_cases_reach(reached: Callable[[Case], bool]) -> None:
+    find_any(cases(origin="wired"), reached)
+
+
+def test_cases_shrink_to_little() -> None:
+    assert minimal(cases(origin="contract")).given == GivenTable(seq_lens=(0,))
+    wired = minimal(cases(origin="wired"))
+    assert wired.engine is not None
+    assert wired.engine.requests == (ServedRequest(prompt_tokens=1),)
+    assert wired.max_model_len == 2
+
+
+@settings(max_examples=150, database=None, deadline=None, derandomize=True)
+@given(cases(origin="contract"))
+def test_contract_cases_survive_json(case: Case) -> None:
+    assert decode(encode(case), Case) == case
+
+
+@settings(max_examples=150, database=None, deadline=None, derandomize=True)
+@given(cases(origin="wired"))
+def test_wired_cases_survive_json(case: Case) -> None:
+    assert decode(encode(case), Case) == case
+
+
+# What releases show
+
+
+def on_release(release: str, origin: str, count: int, *options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "tests.mamba_table_trees", release, origin, str(count)),
+            *options,
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def keys(found: dict[str, Any]) -> set[tuple[str, str, str]]:
+    return {
+        (fault["invariant"], fault["site"], fault["exception"])
+        for fault in found["faults"].values()
+    }
+
+
+@pytest.mark.subject
+def test_the_documented_table_is_too_narrow_in_0_20_1() -> None:
+    found = on_release("0.20.1", "contract", 500)
+    assert keys(found) == {("GDN-ALIGN-BOUNDS", WINDOW, "RuntimeError")}
+    (fault,) = found["faults"].values()
+    assert fault["branches"] == ["torch", "triton"]
+
+
+@pytest.mark.subject
+def test_the_kernel_of_0_33_0_reads_beyond_the_row_without_a_word() -> None:
+    found = on_release("0.33.0", "contract", 500)
+    assert keys(found) == {
+        ("GDN-ALIGN-BOUNDS", WINDOW, "RuntimeError"),
+        ("GDN-ALIGN-BOUNDS", KERNEL, ""),
+    }
+    branches = {f["site"]: f["branches"] for f in found["faults"].values()}
+    assert branches == {WINDOW: ["torch"], KERNEL: ["triton"]}
+
+
+@pytest.mark.subject
+def test_nothing_wired_breaks_in_0_33_0() -> None:
+    assert on_release("0.33.0", "wired", 400)["faults"] == {}
+
+
+@pytest.mark.subject
+def test_wired_faults_of_0_20_1() -> None:
+    # vLLM issue 39271; and models without attention, whose tables stay narrow.
+    found = on_release("0.20.1", "wired", 1500)
+    assert keys(found) == {
+        ("GDN-BLOCKS-GIVEN", "MambaManager.allocate_new_blocks", "AssertionError"),
+        ("GDN-TABLE-FITS", SIZING, ""),
+    }
+
+
+@pytest.mark.subject
+@pytest.mark.parametrize("release", ["0.20.1", "0.33.0"])
+@pytest.mark.parametrize(("origin", "count"), [("contract", 2000), ("wired", 1000)])
+def test_the_fixes_satisfy_every_law(release: str, origin: str, count: int) -> None:
+    found = on_release(release, origin, count, "--fixed", "--seed", "7")
+    assert found["faults"] == {}
+    assert found["cases"] >= count
+    unmet = [
+        (law.id, label)
+        for law in INVARIANTS
+        for label in (law.contract if origin == "contract" else law.wired) or ()
+        if not found["labels"].get(label)
+    ]
+    assert not unmet
+
+
+def narrow_hybrids(found: dict[str, Any]) -> int:
+    """Models with attention groups whose rows did not fit their table."""
+    return sum(
+        fault["hybrid"]
+        for fault in found["faults"].values()
+        if fault["invariant"] == "GDN-TABLE-FITS"
+    )
+
+
+# What sizes the Mamba group's columns, and the same without speculative blocks.
+NARROWED = {
+    "0.20.1": (
+        "vllm/v1/worker/gpu_model_runner.py",
+        ") + kv_cache_group.kv_cache_spec.num_speculative_blocks",
+        ")",
+    ),
+    "0.33.0": (
+        "vllm/v1/kv_cache_interface.py",
+        "cdiv(max_len, self.block_size) + self.num_speculative_blocks",
+        "cdiv(max_len, self.block_size)",
+    ),
+}
+
+
+@pytest.mark.subject
+@pytest.mark.parametrize("release", sorted(NARROWED))
+def test_a_patch_of_the_sizing_line_flips_the_verdict(
+    release: str, tmp_path: Path
+) -> None:
+    name, old, new = NARROWED[release]
+    text = (resolve(release).root / name).read_text(encoding="utf-8")
+    assert text.count(old) == 1
+    diff = difflib.unified_diff(
+        text.splitlines(keepends=True),
+        text.replace(old, new).splitlines(keepends=True),
+        fromfile=f"a/{name}",
+        tofile=f"b/{name}",
+    )
+    (tmp_path / "0001-narrow.patch").write_text("".join(diff), encoding="utf-8")
+    found = on_release(release, "wired", 60, "--patches", str(tmp_path))
+    as_it_is = on_release(release, "wired", 60)
+    # As it is, only models without attention are too narrow, and in 0.20.1 alone.
+    assert narrow_hybrids(found) > 0
+    assert narrow_hybrids(as_it_is) == 0
