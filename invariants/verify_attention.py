@@ -36,6 +36,9 @@ CacheDtype = Literal["auto", "fp8", "int8_per_token_head", "fp8_per_token_head"]
 # every head (0.33.0), or in two tensors; scales lie after each head, or in tensors of
 # their own.
 Page = Literal["halves", "interleaved", "apart"]
+# Physical order of tokens and heads: NHD, HND, or all blocks of a head after all of the
+# one before (LHBNC of 0.33.0).
+Order = Literal["tokens", "heads", "planes"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -69,7 +72,7 @@ class Case:
         window: Keys that a token sees, itself included; 0 for all. Columns that a
             layout has forgotten lie outside of every token's window.
         page: Only for contract cases; of wired ones the release decides.
-        heads_first: Whether a page holds one head's tokens after the other's.
+        order: Whether a page goes token by token, head by head, or has one head only.
         layers: Layers whose pages lie side by side in one block; the last is read.
         padding: Unused elements (contract) or bytes (wired) at the end of each page,
             as pools shared with a larger page have them.
@@ -87,7 +90,7 @@ class Case:
     query_lens: tuple[Annotated[int, msgspec.Meta(ge=1, le=65)], ...]
     window: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     page: Page
-    heads_first: bool
+    order: Order
     layers: Annotated[int, msgspec.Meta(ge=1, le=64)]
     padding: Annotated[int, msgspec.Meta(ge=0, le=2**26, multiple_of=16)]
     fused_query: bool
@@ -145,10 +148,16 @@ class Case:
 
     @property
     def may_wrap(self) -> bool:
-        """Whether a block id times a block stride passes 2**31 in a contract pool."""
+        """Whether an id or a head times its stride passes 2**31 in a contract pool."""
         place = geometry(self)
-        stride = max(place.block_stride, place.scale_strides[0] if self.scaled else 0)
-        return self.top_block * stride >= INT32_LIMIT
+        strides = [(place.block_stride, place.head_stride)]
+        if self.scaled:
+            strides.append((place.scale_strides[0], place.scale_strides[2]))
+        last = self.shape.kv_heads - 1
+        return any(
+            max(self.top_block * block, last * head) >= INT32_LIMIT
+            for block, head in strides
+        )
 
 
 def geometry(case: Case) -> Geometry:
@@ -158,25 +167,31 @@ def geometry(case: Case) -> Geometry:
     inline = case.scaled and case.page != "apart"
     width = case.shape.head_size + (4 if inline else 0)
     cell = 2 * width if case.page == "interleaved" else width
-    page = slots * heads * cell * (2 if case.page == "halves" else 1) + case.padding
+    # Heads in a page, and pages of a block: planes keep each head's pages apart.
+    inside, planes = (1, heads) if case.order == "planes" else (heads, 1)
+    half = slots * inside * cell
+    page = half * (2 if case.page == "halves" else 1) + case.padding
     # Scales in line are read as float32: pages start on 4 bytes.
     page = -(-page // 4) * 4
-    slot_stride, head_stride = (
-        (cell, slots * cell) if case.heads_first else (heads * cell, cell)
-    )
     block_stride = page * case.layers
     first = page * (case.layers - 1)
-    pool = case.layout.pool_blocks * block_stride
+    plane = case.layout.pool_blocks * block_stride
+    slot_stride, head_stride = {
+        "tokens": (heads * cell, cell),
+        "heads": (cell, slots * cell),
+        "planes": (cell, plane),
+    }[case.order]
+    pool = plane * planes
     value = {
-        "halves": first + slots * heads * cell,
+        "halves": first + half,
         "interleaved": first + width,
         "apart": first + pool,
-    }[case.page]
+    }
     end = pool * size * (2 if case.page == "apart" else 1)
     if inline:
         scales = (block_stride // 4, slot_stride // 4, head_stride // 4)
         key_scale = (first + case.shape.head_size) // 4
-        value_scale = (value + case.shape.head_size) // 4
+        value_scale = (value[case.page] + case.shape.head_size) // 4
     else:
         scales = (slots * heads, heads, 1)
         key_scale = -(-end // 4)
@@ -186,7 +201,7 @@ def geometry(case: Case) -> Geometry:
     return Geometry(
         element_bytes=size,
         key_offset=first,
-        value_offset=value,
+        value_offset=value[case.page],
         block_stride=block_stride,
         slot_stride=slot_stride,
         head_stride=head_stride,
@@ -226,7 +241,9 @@ class Observation:
         raised: What escaped the wrapper.
         split: Whether the split-KV path ran.
         block_stride: Of the keys, in elements, as the kernel was given it.
-        scale_stride: Of the scales in float32, 0 without.
+        head_stride: The same.
+        scale_stride: Of the scales from block to block in float32, 0 without.
+        scale_head_stride: Of the scales from head to head.
         element_bytes: Of the cache.
         mismatch: None when every element is within its tolerance.
         changed: Inputs, pages and neighbouring rows that the call wrote to.
@@ -238,7 +255,9 @@ class Observation:
     raised: Raised | None = None
     split: bool = False
     block_stride: int = 0
+    head_stride: int = 0
     scale_stride: int = 0
+    scale_head_stride: int = 0
     element_bytes: int = 0
     mismatch: Mismatch | None = None
     changed: tuple[str, ...] = ()
@@ -249,6 +268,7 @@ PAST_ELEMENTS = "block offset beyond 2^31 elements"
 PAST_BYTES = "block offset beyond 2^31 bytes, not elements"
 PAST_SCALES = "scale offset beyond 2^31"
 BELOW = "every offset below 2^31 bytes"
+PAST_HEADS = "head offset beyond 2^31 elements"
 LAST_BLOCK = "last block of the pool"
 SHARED = "shared prefix block"
 SPLIT = "split-KV ran"
@@ -269,7 +289,7 @@ ADDRESS = Invariant(
     ),
     severity="crash",
     wired=_PLACES,
-    contract=(*_PLACES, PAST_SCALES),
+    contract=(*_PLACES, PAST_SCALES, PAST_HEADS),
 )
 ENDS = Invariant(
     id="VERIFY-ENDS",
@@ -422,6 +442,8 @@ def _labels(case: Case, observation: Observation) -> frozenset[str]:
     if observation.skipped:
         return frozenset({f"skipped: {observation.skipped}"})
     offset = case.top_block * observation.block_stride
+    heads = (case.shape.kv_heads - 1) * observation.head_stride
+    scale_heads = (case.shape.kv_heads - 1) * observation.scale_head_stride
     owned = [block for row in case.layout.block_ids[0] for block in row]
     real = [block for block in owned if block != NULL_BLOCK]
     shown = {
@@ -430,7 +452,8 @@ def _labels(case: Case, observation: Observation) -> frozenset[str]:
         case.kernel: True,
         PAST_ELEMENTS: offset >= INT32_LIMIT,
         PAST_BYTES: offset < INT32_LIMIT <= offset * observation.element_bytes,
-        BELOW: offset * observation.element_bytes < INT32_LIMIT,
+        PAST_HEADS: max(heads, scale_heads) >= INT32_LIMIT,
+        BELOW: max(offset, heads) * observation.element_bytes < INT32_LIMIT,
         PAST_SCALES: case.top_block * observation.scale_stride >= INT32_LIMIT,
         LAST_BLOCK: case.top_block == case.layout.pool_blocks - 1,
         SHARED: len(set(real)) < len(real),

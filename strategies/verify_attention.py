@@ -19,6 +19,7 @@ from invariants.verify_attention import (
     Case,
     Dtype,
     Kernel,
+    Order,
     Page,
     geometry,
 )
@@ -36,6 +37,7 @@ _CACHES: tuple[CacheDtype, ...] = (
     *("auto", "fp8", "int8_per_token_head"),
     *("auto", "int8_per_token_head", "fp8_per_token_head"),
 )
+_ORDERS: tuple[Order, ...] = ("tokens", "heads", "tokens", "planes", "heads")
 _PAGES: tuple[Page, ...] = ("halves", "interleaved", "apart")
 _WIRED_KERNELS: tuple[Kernel, ...] = ("unified_3d",) * 7 + ("spec_decode_attn",)
 _CONTRACT_KERNELS: tuple[Kernel, ...] = (
@@ -45,6 +47,8 @@ _CONTRACT_KERNELS: tuple[Kernel, ...] = (
 )
 # Where the top of the pool is: in a small pool, or beyond a boundary by so many blocks.
 _BOUNDARIES = ("small", "elements", "bytes", "scales", "unsigned")
+# In planes the distance between heads grows with the pool, and passes limits first.
+_PLANE_BOUNDARIES = ("heads", "small", "scale heads", "elements")
 _BEYOND = (2, 1, 0, 13, 1000)
 _LONG_TOKENS = 1700
 _SHORT_TOKENS = 96
@@ -73,8 +77,10 @@ def cases(
             max_columns=max_columns,
         )
     )
-    boundaries = _BOUNDARIES if kernel != "control_fixed" else _BOUNDARIES[:1]
-    boundary = draw(st.sampled_from(boundaries))
+    boundaries = _PLANE_BOUNDARIES if small.order == "planes" else _BOUNDARIES
+    boundary = draw(
+        st.sampled_from(boundaries if kernel != "control_fixed" else ("small",))
+    )
     if boundary == "small":
         return small
     return _lifted(small, _pool_blocks(small, boundary, draw(st.sampled_from(_BEYOND))))
@@ -107,16 +113,20 @@ def _small_cases(
     dtype = draw(st.sampled_from(_DTYPES))
     cache: CacheDtype = "auto" if plain else draw(st.sampled_from(_CACHES))
     long_rows = draw(st.sampled_from((False, False, False, True)))
+    sharing = max_requests > 1 and not long_rows and draw(st.booleans())
     layout = draw(
         prefix_layouts(
+            min_requests=2 if sharing else 1,
             max_requests=min(max_requests, 2) if long_rows else max_requests,
+            min_columns=2 if sharing else 1,
             max_columns=3 if long_rows else max_columns,
             min_tokens=1,
             max_tokens=_LONG_TOKENS if long_rows else _SHORT_TOKENS,
             max_groups=1,
             min_block_size=16 if wired else 1,
+            max_block_size=32 if sharing else 1600,
             max_pool_blocks=24,
-            forgets=not plain,
+            forgets=not plain and not sharing,
         )
     )
     shape = draw(kernel_shapes(min_head_size=32 if wired else 16))
@@ -124,6 +134,11 @@ def _small_cases(
     # Wired ones split the keys into 16 segments (NUM_PAR_SOFTMAX_SEGMENTS).
     splits = {"unified_2d": 0, "spec_decode_attn": 0}.get(kernel, 16 if wired else 4)
     shape, queries = _affordable(shape, queries, layout, splits=splits)
+    own = kernel.startswith("control")
+    order = draw(st.sampled_from(_ORDERS if not own else _ORDERS[:2]))
+    bare = wired and order == "planes"
+    if order == "planes":
+        shape = replace(shape, kv_heads=max(shape.kv_heads, 2))
     return Case(
         format_version=1,
         origin=origin,
@@ -135,9 +150,9 @@ def _small_cases(
         query_lens=queries,
         window=_window(draw, layout, queries, plain=plain),
         page="halves" if wired else draw(st.sampled_from(_PAGES)),
-        heads_first=draw(st.booleans()),
-        layers=draw(st.sampled_from((1, 1, 1, 5))),
-        padding=draw(st.sampled_from((0, 0, 0, 16, 4096))),
+        order=order,
+        layers=1 if bare else draw(st.sampled_from((1, 1, 1, 5))),
+        padding=0 if bare else draw(st.sampled_from((0, 0, 0, 16, 4096))),
         fused_query=draw(st.booleans()),
         seed=draw(st.integers(0, 255)),
     )
@@ -213,13 +228,17 @@ def _window(
 def _pool_blocks(case: Case, boundary: str, beyond: int) -> int:
     """Blocks of a pool whose last block lies beyond a boundary; at most what fits."""
     place = geometry(case)
+    last = max(case.shape.kv_heads - 1, 1)
+    blocks = case.layout.pool_blocks
     limit, stride = {
         "elements": (INT32_LIMIT, place.block_stride),
         "bytes": (INT32_LIMIT, place.block_stride * place.element_bytes),
         "scales": (INT32_LIMIT, place.scale_strides[0]),
         "unsigned": (2 * INT32_LIMIT, place.block_stride),
+        "heads": (INT32_LIMIT, last * place.head_stride // blocks),
+        "scale heads": (INT32_LIMIT, last * place.scale_strides[2] // blocks),
     }[boundary]
-    if boundary == "scales" and not case.scaled:
+    if boundary.startswith("scale") and not (case.scaled and stride):
         limit, stride = 3 * INT32_LIMIT, place.block_stride
     per_block = place.size_bytes // case.layout.pool_blocks + 1
     fits = min(MAX_POOL_BLOCKS, POOL_BYTES_MAX // per_block)

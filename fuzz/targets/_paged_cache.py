@@ -129,15 +129,17 @@ def fill_cache(
         contents: What it must find.
         null_block: Whether the tables name the null block, which is then readable.
     """
-    null = [
-        (low, high)
-        for view in views.tensors()
-        for low, high in [_extent(pool, view, NULL_BLOCK)]
-        if null_block
-    ]
-    owned = [
-        _extent(pool, view, block) for view in views.tensors() for block in contents.ids
-    ]
+
+    def extents(*blocks: int) -> list[tuple[int, int]]:
+        return [
+            extent
+            for view in views.tensors()
+            for block in blocks
+            for extent in _extents(pool, view, block)
+        ]
+
+    null = extents(NULL_BLOCK) if null_block else []
+    owned = extents(*contents.ids)
     pool.open([*null, *owned])
     for low, high in null:
         pool.bytes[low:high] = _NULL_CONTENT
@@ -152,15 +154,17 @@ def fill_cache(
             views.value_scale[block, :slots] = contents.value_scale[index, :slots]
 
 
-def _extent(pool: SparsePool, view: torch.Tensor, block: int) -> tuple[int, int]:
-    """Bytes of the pool from a block's first element to its last, in one view."""
-    first = view[block]
-    span = sum(
-        (size - 1) * stride
-        for size, stride in zip(first.shape, first.stride(), strict=True)
-    )
-    low = first.data_ptr() - pool.bytes.data_ptr()
-    return low, low + (span + 1) * view.element_size()
+def _extents(
+    pool: SparsePool, view: torch.Tensor, block: int
+) -> Iterator[tuple[int, int]]:
+    """Bytes of the pool from first to last element of each head of a block."""
+    for head in view[block].unbind(1):
+        span = sum(
+            (size - 1) * stride
+            for size, stride in zip(head.shape, head.stride(), strict=True)
+        )
+        low = head.data_ptr() - pool.bytes.data_ptr()
+        yield low, low + (span + 1) * view.element_size()
 
 
 def worst_mismatch(

@@ -116,9 +116,7 @@ def _wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
 
     blocks = case.layout.pool_blocks
     if hasattr(kv_cache_interface, "create_kv_cache_views"):
-        order = "BL" if case.layers > 1 else "LB"
-        inner = "HNC" if case.heads_first else "NHC"
-        layout = kv_cache_interface.KVCacheLayout[order + inner]
+        layout = _wired_layout(case)
         layer_stride, block_stride, *_ = kv_cache_interface.compute_layout_strides(
             spec, blocks, case.layers, layout
         )
@@ -135,10 +133,30 @@ def _wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
         return last
     if case.layers > 1:
         raise NotInThisReleaseError("this release gives each layer a pool of its own")
+    if case.order == "planes":
+        raise NotInThisReleaseError("this release keeps a block's heads together")
     padded = hasattr(attn_utils, "_reshape_attention_kv_cache")
     if case.padding and not padded:
         raise NotInThisReleaseError("this release pads no attention page")
     return _reshaped(case, spec, raw)
+
+
+def _wired_layout(case: Case) -> Any:
+    """The layout of `VLLM_KV_CACHE_LAYOUT`, if the release lets the backend have it."""
+    from vllm.v1.attention.backends import triton_attn, utils
+    from vllm.v1.kv_cache_interface import KVCacheLayout
+
+    outer = "BL" if case.layers > 1 else "LB"
+    name = {"tokens": f"{outer}NHC", "heads": f"{outer}HNC", "planes": "LHBNC"}
+    layout = KVCacheLayout[name[case.order]]
+    backend = triton_attn.TritonAttentionBackend
+    if layout not in utils.get_supported_kv_cache_layouts([backend]):
+        raise NotInThisReleaseError(f"the backend does not support {layout.name}")
+    if case.order == "planes" and (case.layers > 1 or case.padding):
+        raise NotInThisReleaseError(
+            f"{layout.name} neither packs layers nor pads pages"
+        )
+    return layout
 
 
 def _reshaped(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
@@ -148,7 +166,7 @@ def _reshaped(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
 
     backend = triton_attn.TritonAttentionBackend
     reshape = attn_utils._reshape_kv_cache  # noqa: SLF001 - the release's own code
-    utils.set_kv_cache_layout("HND" if case.heads_first else "NHD")
+    utils.set_kv_cache_layout("HND" if case.order == "heads" else "NHD")
     try:
         if "attn_backends" in inspect.signature(reshape).parameters:
             group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)

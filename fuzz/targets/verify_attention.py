@@ -130,7 +130,9 @@ def _observe(
     return Observation(
         split=split,
         block_stride=launch.views.key.stride(0),
+        head_stride=launch.views.key.stride(2),
         scale_stride=0 if scale is None else scale.stride(0),
+        scale_head_stride=0 if scale is None else scale.stride(2),
         element_bytes=launch.views.key.element_size(),
         mismatch=worst_mismatch(case, contents, batch.out),
         changed=tuple(changed),
