@@ -430,6 +430,12 @@ def test_what_0_33_0_does_right_is_silent_and_what_it_does_wrong_is_found() -> N
         ("PAGE-PLAN-PADDED", spec_page, "AssertionError"),
         ("PAGE-PLAN-PADDED", UNIFY, "AssertionError"),
         ("PAGE-PLAN-ANSWER", spec_page, "AssertionError"),
+        (
+            "PAGE-PLAN-ANSWER",
+            "UniformTypeKVCacheSpecs.is_uniform_type",
+            "StopIteration",
+        ),
+        ("PAGE-PLAN-ANSWER", "_check_exact_partition", "AssertionError"),
         ("PAGE-PLACES", "get_kv_cache_configs", ""),
         ("PAGE-WASTE", "get_kv_cache_groups", ""),
     }

@@ -133,6 +133,15 @@ _NULL_BLOCK = SourceEdit(
                 for g in groups
             ),""",
 )
+# Pages of two sizes that do not come in equal numbers are no repeating pattern, and a
+# split by the pattern loses layers or leaves groups empty.
+_WHOLE_BUCKETS = SourceEdit(
+    modules=PLANNING_MODULES,
+    function="_get_packed_kv_cache_groups",
+    old="if anchor_bytes and is_state_bucket(spec):",
+    new="if anchor_bytes and balanced and is_state_bucket(spec):",
+)
+
 _SPEC_SITES = (UNIFY_FUNCTION, "AttentionSpec.page_size_bytes")
 
 FIXES: tuple[Fix, ...] = (
@@ -151,6 +160,11 @@ FIXES: tuple[Fix, ...] = (
         name="scales blocks and pads pages",
         sites=("get_kv_cache_groups",),
         edits=(_UNIFY,),
+    ),
+    Fix(
+        name="splits only buckets that are a repeating pattern",
+        sites=("UniformTypeKVCacheSpecs.is_uniform_type", "_check_exact_partition"),
+        edits=(_WHOLE_BUCKETS,),
     ),
     Fix(
         name="places a worker's own layers only",
