@@ -10,9 +10,10 @@ from fuzz.campaign import Run, Saved, Worker
 from fuzz.rooms import Rooms
 from fuzz.search import Fault
 from invariants.model import CaseError
-from reports.events import LedgerRecord, Replayed
+from reports.events import LedgerRecord, Problem, Replayed
 from reproducers import store
 from reproducers.case_file import FoundOn
+from reproducers.flatten import ScriptError
 from reproducers.ledger import KNOWN, Ledger
 from reproducers.replay import replay, verify_fix
 
@@ -56,18 +57,26 @@ class SavedFaultStore:
         )
 
     def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:
-        """Try the fault's fix; save its reproducer unless a smaller one is there."""
+        """Try the fault's fix; save its reproducer unless a smaller one is there.
+
+        What keeps it from being saved is told, and voids the run; the finding stays.
+        """
         violation = fault.violation
         fix = verify_fix(worker.executor, rooms, fault.case, violation)
         laws = {invariant.id: invariant for invariant in rooms.invariants}
-        folder = store.save(
-            store=self.cases,
-            invariant=laws[violation.invariant],
-            violation=violation,
-            case=fault.case,
-            found_on=_found_on(worker.run),
-            fix=fix,
-        )
+        try:
+            folder = store.save(
+                store=self.cases,
+                invariant=laws[violation.invariant],
+                violation=violation,
+                case=fault.case,
+                found_on=_found_on(worker.run),
+                fix=fix,
+            )
+        except (CaseError, ScriptError, OSError) as error:
+            where = f"saving {violation.key.id}"
+            worker.write(Problem(where=where, message=str(error)))
+            return Saved(path="", fix=fix)
         return Saved(path=_shown(folder), fix=fix)
 
     def replay(self, worker: Worker, fault_id: str) -> Replayed:
