@@ -78,8 +78,8 @@ FIXES: tuple[Fix, ...] = (
                 new="or kernel_block_sizes != self._init_kernel_block_sizes\n"
                 "        or max_num_blocks\n"
                 "        != [\n"
-                "            table.max_num_blocks_per_req // table.blocks_per_kv_block\n"
-                "            for table in self.input_batch.block_table.block_tables\n"
+                "            each.max_num_blocks_per_req // each.blocks_per_kv_block\n"
+                "            for each in self.input_batch.block_table.block_tables\n"
                 "        ]\n"
                 "    ):",
             ),
