@@ -23,7 +23,12 @@ def _law(
     )
 
 
-_MIXED = ("pages differ", "state below the largest page", "state of the largest page")
+_MIXED = (
+    "pages differ",
+    "state below the largest page",
+    "state of the largest page",
+    "padded attention below the largest page",
+)
 _UNIFIED = ("unified", "changed")
 _PLANNED = ("planned", "several groups", "drafter", "two stages")
 
@@ -33,12 +38,6 @@ INVARIANTS: tuple[Invariant, ...] = (
         "crash",
         "Unifying page sizes returns, or raises the documented NotImplementedError.",
         contract=_MIXED,
-    ),
-    _law(
-        "PAGE-UNIFY-PADDED",
-        "crash",
-        "So it does when an attention layer below the largest page is padded already.",
-        contract=("padded attention below the largest page",),
     ),
     _law(
         "PAGE-UNIFY-REFUSAL",
@@ -115,12 +114,6 @@ INVARIANTS: tuple[Invariant, ...] = (
         "crash",
         "Planning gives a plan, or a documented error, from any model and drafter.",
         wired=("state", "drafter", "drafter's page above the state's"),
-    ),
-    _law(
-        "PAGE-PLAN-PADDED",
-        "crash",
-        "So it does when an attention layer below the largest page is padded already.",
-        wired=(),
     ),
     _law(
         "PAGE-PLAN-REFUSAL",

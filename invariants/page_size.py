@@ -24,6 +24,7 @@ from invariants.specs import Kind, LayerSpec, SeenLayer, flaw
 
 __all__ = ["INVARIANTS", "Case", "Observation", "judge"]
 
+PADDED_ATTENTION = "padded attention"
 UNIFY = "unify_kv_cache_spec_page_size"
 
 
@@ -126,14 +127,16 @@ def _escape(
         for layer in layers
     )
     text = f"{raised.type} {raised.message!r:.200} for pages: {shown or 'none yet'}"
-    fault = Fault(law, text)
-    return _violation(fault, origin=origin, site=raised.site, raised=raised)
+    # A page that was padded before is another cause than a state that cannot be scaled,
+    # with the same assertion at its end.
+    padded = has_small_padded_attention(layers)
+    site = f"{raised.site}: {PADDED_ATTENTION}" if padded else raised.site
+    return _violation(Fault(law, text), origin=origin, site=site, raised=raised)
 
 
 def _judge_unify(calls: UnifyCalls, observation: Observation) -> Judgement:
     given, labels = calls.given, _mix_labels(calls.given)
-    padded = has_small_padded_attention(given)
-    answer = "PAGE-UNIFY-PADDED" if padded else "PAGE-UNIFY-ANSWER"
+    answer = "PAGE-UNIFY-ANSWER"
     judged = {answer, "PAGE-UNIFY-INPUT"}
     violations = []
     faults = []
@@ -213,8 +216,7 @@ def _mix_labels(layers: tuple[SeenLayer, ...]) -> set[str]:
 def _judge_plan(
     config: HybridConfig, plan: Plan, observation: Observation
 ) -> Judgement:
-    padded = has_small_padded_attention(plan.layers)
-    answer = "PAGE-PLAN-PADDED" if padded else "PAGE-PLAN-ANSWER"
+    answer = "PAGE-PLAN-ANSWER"
     judged = {answer}
     violations = []
     faults = [

@@ -113,6 +113,13 @@ def broken_unify(calls: UnifyCalls) -> set[str]:
     return {violation.invariant for violation in judge(case, seen).violations}
 
 
+def sites(calls: UnifyCalls) -> set[str]:
+    specs = tuple(seen.spec for seen in calls.given)
+    case = Case(format_version=1, origin="contract", layers=specs)
+    seen = Observation(may_pad=PAD_ALL, must_pad=PAD_ALL, unify=calls)
+    return {violation.site for violation in judge(case, seen).violations}
+
+
 GIVEN = (layer("a", STATE), layer("b", replace(FULL, block_size=32)))
 WIDE_STATE = replace(STATE, page_size_padded=16384)
 GOOD = (layer("a", WIDE_STATE), GIVEN[1])
@@ -167,7 +174,8 @@ def test_errors_are_right_only_as_documented() -> None:
     assert broken_unify(needed) == set()
     padded = layer("b", replace(FULL, block_size=1, page_size_padded=2048))
     small = replace(calls, given=(GIVEN[0], padded), kept=(GIVEN[0], padded))
-    assert broken_unify(replace(small, first=crash)) == {"PAGE-UNIFY-PADDED"}
+    assert sites(replace(small, first=crash)) == {f"{UNIFY}: padded attention"}
+    assert sites(replace(calls, first=crash)) == {UNIFY}
 
 
 def test_padding_without_a_reader_breaks_the_law_of_strides() -> None:
@@ -418,17 +426,19 @@ def test_0_20_1_accepts_memory_that_serves_no_request() -> None:
 @pytest.mark.subject
 def test_what_0_33_0_does_right_is_silent_and_what_it_does_wrong_is_found() -> None:
     spec_page = "AttentionSpec.page_size_bytes"
+    padded = f"{spec_page}: padded attention"
+    unify_padded = f"{UNIFY}: padded attention"
     contract = keys(on_release("0.33.0", "contract", 1500))
     assert contract == {
-        ("PAGE-UNIFY-PADDED", UNIFY, "AssertionError"),
-        ("PAGE-UNIFY-PADDED", spec_page, "AssertionError"),
+        ("PAGE-UNIFY-ANSWER", unify_padded, "AssertionError"),
+        ("PAGE-UNIFY-ANSWER", padded, "AssertionError"),
         ("PAGE-WASTE", UNIFY, ""),
     }
     wired = keys(on_release("0.33.0", "wired", 2500))
-    assert ("PAGE-PLAN-PADDED", spec_page, "AssertionError") in wired
+    assert ("PAGE-PLAN-ANSWER", padded, "AssertionError") in wired
     assert wired <= {
-        ("PAGE-PLAN-PADDED", spec_page, "AssertionError"),
-        ("PAGE-PLAN-PADDED", UNIFY, "AssertionError"),
+        ("PAGE-PLAN-ANSWER", padded, "AssertionError"),
+        ("PAGE-PLAN-ANSWER", unify_padded, "AssertionError"),
         ("PAGE-PLAN-ANSWER", spec_page, "AssertionError"),
         (
             "PAGE-PLAN-ANSWER",
