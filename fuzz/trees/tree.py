@@ -228,9 +228,7 @@ def staged(target: Path, *, progress: Callable[[str], None]) -> Iterator[Path]:
             yield folder
             if target.exists():
                 target.rename(folder / "replaced")
-                (folder / "ready").rename(target)
-            else:
-                (folder / "ready").rename(target)
+            (folder / "ready").rename(target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
