@@ -41,7 +41,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide(report: Report, *, strict: bool, whole: bool = False) -> Decision:
-    """Judge a report by the exit table of ARCHITECTURE.md.
+    """Judge a report by the exit table of the README.
 
     Findings under contract origin, saved ones that reproduce included, are notes unless
     ``strict``. A finding that the ledger calls fixed on this tree counts as new.

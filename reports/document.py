@@ -8,7 +8,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from reports.events import LedgerRecord, Origin, TreeRecord
+from reports.events import Expected, LedgerRecord, Origin, Outcome, TreeRecord
 
 FORMAT: Final = "kvfuzz-report"
 FORMAT_VERSION: Final = 1
@@ -19,7 +19,7 @@ Verdict = Literal[
     "violated", "not run", "absent", "incomplete", "vacuous", "known", "held"
 ]
 Standing = Literal["new", "regressed", "known"]
-ReplayOutcome = Literal["REPRODUCED", "FIXED", "ERRORED", "NOT_APPLICABLE", "NOT_RUN"]
+ReplayOutcome = Literal[Outcome, "NOT_RUN"]
 ControlOutcome = Literal["found", "not found", "not run", "absent"]
 
 
@@ -119,7 +119,7 @@ class Replay(_Part, frozen=True, kw_only=True):
     origin: Origin | Literal[""]
     outcome: ReplayOutcome
     message: str
-    expected: Literal["affected", "fixed", "unknown", ""]
+    expected: Literal[Expected, ""]
 
 
 class Control(_Part, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ import msgspec
 FORMAT_VERSION = 1
 
 Origin = Literal["wired", "contract"]
+ORIGINS: tuple[Origin, ...] = ("wired", "contract")
+Expected = Literal["affected", "fixed", "unknown"]
 Outcome = Literal["REPRODUCED", "FIXED", "ERRORED", "NOT_APPLICABLE"]
 
 
@@ -52,7 +54,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     link: str
     summary: str
-    expected: Literal["affected", "fixed", "unknown"]
+    expected: Expected
 
 
 class RunStarted(_Event, frozen=True, kw_only=True, tag="run-started"):

@@ -12,6 +12,7 @@ from reports.document import (
     property_name,
 )
 from reports.events import (
+    ORIGINS,
     Absent,
     CatalogueEntry,
     Origin,
@@ -19,8 +20,6 @@ from reports.events import (
     ShardFinished,
 )
 from reports.heard import Heard
-
-_ORIGINS: tuple[Origin, ...] = ("wired", "contract")
 
 
 def finished_shards(heard: Heard) -> tuple[dict[str, ShardFinished], list[Trouble]]:
@@ -72,7 +71,7 @@ def folded_properties(
         if parts is not None:
             shards[parts].update({name} if name.count("/") > 1 else ())
     totals = []
-    for target, origin in sorted(shards, key=lambda p: (p[0], _ORIGINS.index(p[1]))):
+    for target, origin in sorted(shards, key=lambda p: (p[0], ORIGINS.index(p[1]))):
         names = shards[target, origin]
         done = [finished[name] for name in names if name in finished]
         labels: Counter[str] = Counter()
@@ -104,7 +103,7 @@ def _parts(name: str) -> tuple[str, Origin] | None:
     """Target and origin in the name of a property or shard; None in no such name."""
     target, _, rest = name.partition("/")
     spoken = rest.partition("/")[0]
-    for origin in _ORIGINS:
+    for origin in ORIGINS:
         if target and spoken == origin:
             return target, origin
     return None
@@ -140,7 +139,7 @@ def folded_rows(
             ],
         )
         for entry in sorted(catalogue.values(), key=lambda e: (e.target, e.id))
-        for origin in _ORIGINS
+        for origin in ORIGINS
         for needed in [entry.wired if origin == "wired" else entry.contract]
         if needed is not None
     )

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from reports.decide import Decision, Reason
 from reports.document import Finding, Report, Row
-from reports.events import Origin
+from reports.events import ORIGINS, Origin
 from reports.text import (
     EXIT_WORDS,
     counted,
@@ -28,7 +28,6 @@ from reports.text import (
     subject_lines,
 )
 
-_ORIGINS: tuple[Origin, ...] = ("wired", "contract")
 WIDTH_MIN, WIDTH_MAX = 80, 200
 STATEMENT_WIDTH_MIN = 40  # in a narrower column statements say too little
 CASE_LINES = 24
@@ -86,7 +85,7 @@ def _rows_table(rows: Sequence[Row], *, statement_width: int) -> Table:
     """A line for each invariant; a statement width of 0 leaves statements out."""
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", expand=False)
     table.add_column("invariant", overflow="fold")
-    for origin in _ORIGINS:
+    for origin in ORIGINS:
         table.add_column(origin, no_wrap=True)
         table.add_column("cases", justify="right", no_wrap=True)
         table.add_column("labels", justify="right", no_wrap=True)
@@ -101,7 +100,7 @@ def _rows_table(rows: Sequence[Row], *, statement_width: int) -> Table:
             row.origin: row for row in rows if (row.target, row.invariant) == invariant
         }
         cells = [Text(f"  {invariant[1]}")]
-        for origin in _ORIGINS:
+        for origin in ORIGINS:
             cells += _row_cells(both.get(origin))
         if statement_width:
             statement = printable(next(iter(both.values())).statement)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz.trees import Tree, TreeError, resolve
+from reports.events import Outcome
 from reproducers.case_file import Refused, Saved
 from reproducers.display import Display
 from reproducers.in_tree import replay_in_tree
 from reproducers.ledger import Ledger, disagreements
-from reproducers.replay import Outcome, Replay, errored
+from reproducers.replay import Replay, errored
 from reproducers.script import json_text
 from reproducers.store import entries, read, remove
 

@@ -9,16 +9,14 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from invariants.model import Origin
+from reports.events import Expected
 from reproducers.case_file import TARGET_PATTERN, Refused, Saved, check_id
 
 KNOWN = Path(__file__).parent / "known.toml"
-
-Expected = Literal["affected", "fixed", "unknown"]
 
 LINK_PATTERN = re.compile(r"https://[\w.-]+(?:/[\w.~-]+)+")
 VERSION_PATTERN = re.compile(r"\d+(?:\.\d+)+")

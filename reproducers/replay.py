@@ -7,18 +7,17 @@ fault's own law to have been checked.
 import importlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fuzz.execution import Executor
 from fuzz.rooms import Rooms, RoomsError, load, target_module
 from invariants.model import CaseError, FaultKey, Violation
+from reports.events import Outcome
 from reproducers.case_file import Saved
 from reproducers.fix import Fix
 from reproducers.fixing import NoFix, fitting_fix
 from reproducers.outcome import Arm, judged_arm
 from reproducers.store import STORE, read
-
-Outcome = Literal["REPRODUCED", "FIXED", "ERRORED", "NOT_APPLICABLE"]
 
 EXIT_STATUS: dict[Outcome, int] = {
     "REPRODUCED": 1,
