@@ -43,6 +43,13 @@ class Mechanical:
 def mechanical(modules: tuple[str, ...], function: str) -> tuple[Mechanical, ...]:
     """All mechanical faults of a function of the active tree."""
     source = function_source(modules, function)
+    return mechanical_of_source(function, modules, source)
+
+
+def mechanical_of_source(
+    function: str, modules: tuple[str, ...], source: str
+) -> tuple[Mechanical, ...]:
+    """All mechanical faults of a function, from its source."""
     original = ast.unparse(ast.parse(source))
     mutants = []
     for index in range(_count(source)):

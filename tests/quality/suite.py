@@ -15,6 +15,10 @@ from invariants.model import ORIGINS, Origin, encode
 from tests.quality.mechanical import Mechanical, mechanical
 from tests.quality.mutant import Mutant
 
+# Within how many cases of each origin a mechanical fault is looked for.
+CASES = 300
+CASES_ISOLATED = 30
+
 SURVIVORS = Path(__file__).parent / "survivors.toml"
 
 
@@ -81,10 +85,12 @@ def hunt_written(
 
 
 def hunt_mechanical(
-    executor: Executor, target: str, mutant: Mechanical, *, cases: int, seed: int = 0
+    executor: Executor, target: str, mutant: Mechanical, *, seed: int = 0
 ) -> Hunt:
     """Look for a mechanical fault, by cases of every origin in turn."""
     loaded = rooms.load(target)
+    slow = rooms.target_module(target).RUNTIME.isolated
+    budget = CASES_ISOLATED if slow else CASES
     spent = 0
     for origin in _origins(target):
         result = find_planted(
@@ -92,7 +98,7 @@ def hunt_mechanical(
             loaded,
             cases=loaded.cases(origin=origin),
             edits=(mutant.edit,),
-            budget=cases,
+            budget=budget,
             seed=derived_seed(seed, "mechanical", target, mutant.name, origin),
         )
         spent += result.cases
