@@ -23,8 +23,9 @@ from invariants.model import Invariant, Judgement
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-# A name becomes part of module names and of paths, and may come from a file.
-TARGET_NAME = re.compile(r"[a-z][a-z0-9_]*")
+# A name becomes part of module names, of fault IDs and of paths, and may come from a
+# file.
+TARGET_NAME = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 
 
 class RoomsError(Exception):
@@ -113,7 +114,8 @@ def add_folder(path: Path) -> tuple[str, ...]:
     if not names:
         raise RoomsError(
             f"targets folder {path} has no target: expected fuzz/targets/<name>.py in "
-            "it (lower-case letters, digits and underscores, a letter first), beside "
+            "it (words of lower-case letters and digits, a letter first, joined by "
+            "single underscores), beside "
             "invariants/<name>.py, strategies/<name>.py and fuzz/test_<name>.py"
         )
     needed = [

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from fuzz.rooms import TARGET_NAME
 from invariants.model import (
     FORMAT_VERSION,
     CaseError,
@@ -23,7 +24,6 @@ from invariants.model import (
 )
 
 ID_PATTERN = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*-[0-9a-f]{8}")
-TARGET_PATTERN = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)*")
 DATE_PATTERN = re.compile(r"\d{4}-\d{2}-\d{2}")
 DEPTH_MAX = 32
 INTEGER_BITS_MAX = 64
@@ -99,7 +99,7 @@ class Saved:
 
     def __post_init__(self) -> None:
         check_id(self.id)
-        if not TARGET_PATTERN.fullmatch(self.target):
+        if not TARGET_NAME.fullmatch(self.target):
             raise ValueError(f"target {self.target!r} is not the name of a target")
         if self.id != self.key.id:
             raise ValueError(

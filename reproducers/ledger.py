@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from fuzz.rooms import TARGET_NAME
 from invariants.model import Origin
 from reports.events import Expected
-from reproducers.case_file import TARGET_PATTERN, Refused, Saved, check_id
+from reproducers.case_file import Refused, Saved, check_id
 
 KNOWN = Path(__file__).parent / "known.toml"
 
@@ -52,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def __post_init__(self) -> None:
         check_id(self.id)
-        if not TARGET_PATTERN.fullmatch(self.target):
+        if not TARGET_NAME.fullmatch(self.target):
             raise ValueError(f"target {self.target!r} is not the name of a target")
         if self.link and not LINK_PATTERN.fullmatch(self.link):
             raise ValueError(

@@ -44,6 +44,13 @@ def test_targets_are_the_public_modules_sorted() -> None:
     }
 
 
+def test_a_name_that_no_fault_id_could_hold_is_none(toys: Path) -> None:
+    for place in ("invariants/", "strategies/", "fuzz/targets/", "fuzz/test_"):
+        (toys / f"{place}toy.py").rename(toys / f"{place}toy__2.py")
+    with pytest.raises(RoomsError, match=r"has no target: .*single underscores"):
+        add_folder(toys)
+
+
 def test_a_folder_joins_once(toys: Path) -> None:
     before = discover()
     assert add_folder(toys) == ("toy",)
@@ -126,7 +133,8 @@ def test_a_path_that_is_no_folder_is_refused(toys: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "model", "_private", "toy.run", "../toy", "Toy", "toy\n", "a" * 500]
+    "name",
+    ["", "model", "_private", "toy.run", "../toy", "Toy", "toy\n", "a" * 500, "toy_"],
 )
 def test_a_name_from_a_file_is_checked(toys: Path, name: str) -> None:
     add_folder(toys)
