@@ -10,8 +10,9 @@ from pathlib import Path
 
 import fuzz.targets
 from reproducers.case_file import Saved
+from reproducers.display import harmless
 from reproducers.flatten import (
-    Source,
+    RULE,
     assignment,
     check_names,
     load,
@@ -114,23 +115,22 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     target_source = load(f"fuzz.targets.{target}", roots)
     shared = ordered((f"invariants.{target}", "reproducers.standalone"), roots)
     names = {source.name for source in shared}
-    run_names = ["fuzz.boot", target_source.name, *_fixes(target, roots)]
+    fixes = _fixes(target, roots)
+    run_names = ["fuzz.boot", target_source.name, *fixes]
     below = [each for each in ordered(run_names, roots) if each.name not in names]
     boot = [each for each in below if each.name == "fuzz.boot"]
     rest = [each for each in below if each.name != "fuzz.boot"]
     check_names([*shared, *below])
-    parts = [
-        _docstring(
-            saved, isolated="isolated=True" in assignment(target_source, "RUNTIME")
-        )
-    ]
+    # What a target declares of its process, the first process needs too.
+    runtime = assignment(target_source, "RUNTIME")
+    parts = [_docstring(saved, isolated="isolated=True" in runtime)]
     if needs_future_annotations([*shared, *below]):
         parts.append("from __future__ import annotations\n")
     parts.append(f'CASE_JSON = """\\\n{_quoted(json_text(saved.case))}\n"""\n')
     parts += [section(source) for source in shared]
     parts += [
         _heading("The case and what is claimed of it; the first process ends here"),
-        f"{_runtime(target_source)}\n",
+        f"{runtime}\n",
         ARMS.format(
             target=target,
             invariant=saved.invariant,
@@ -142,7 +142,7 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
         _heading("vLLM can be imported from here on"),
         PREPARED,
         *(section(source, without=LEFT_OUT) for source in rest),
-        *([] if _fixes(target, roots) else ["FIXES: tuple[Fix, ...] = ()\n"]),
+        *([] if fixes else ["FIXES: tuple[Fix, ...] = ()\n"]),
         _heading("One arm, in a child process"),
         ARM,
     ]
@@ -158,13 +158,8 @@ def _fixes(target: str, roots: tuple[Path, ...]) -> tuple[str, ...]:
     return (f"reproducers.fixes.{target}",) if exists else ()
 
 
-def _runtime(source: Source) -> str:
-    """The target's declaration of its process, which the first process needs too."""
-    return assignment(source, "RUNTIME")
-
-
 def _heading(text: str) -> str:
-    return f"# {'-' * 76}\n# {text}.\n# {'-' * 76}"
+    return f"{RULE}\n# {text}.\n{RULE}"
 
 
 def _docstring(saved: Saved, *, isolated: bool) -> str:
@@ -189,14 +184,14 @@ def _docstring(saved: Saved, *, isolated: bool) -> str:
 
 
 def _wrapped(line: str) -> str:
-    printable = "".join(c if c.isprintable() else f"<{ord(c):#x}>" for c in line)
-    if len(printable) <= WIDTH:
-        return printable
-    label = len(printable) - len(printable.lstrip())
-    after = printable.find(":  ")
+    shown = harmless(line)
+    if len(shown) <= WIDTH:
+        return shown
+    label = len(shown) - len(shown.lstrip())
+    after = shown.find(":  ")
     if 0 < after < 12:
         label = 11
-    return textwrap.fill(printable, width=WIDTH, subsequent_indent=" " * label)
+    return textwrap.fill(shown, width=WIDTH, subsequent_indent=" " * label)
 
 
 def _quoted(text: str) -> str:
