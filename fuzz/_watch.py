@@ -31,7 +31,7 @@ from fuzz._protocol import (
     Request,
     Setup,
 )
-from invariants.model import Death
+from invariants.model import Death, ending
 
 # How often a running child's memory is looked at.
 POLL_S = 0.02
@@ -114,8 +114,7 @@ class Child:
     def cause(self) -> str:
         """What ended it, once its exit code is known."""
         assert self.exit_code is not None
-        code = self.exit_code
-        return f"signal {-code}" if code < 0 else f"exit {code}"
+        return ending(self.exit_code)
 
     def close(self) -> None:
         """Close the descriptors."""
@@ -300,4 +299,4 @@ class Zygote:
         code = self._process.returncode
         words = self.last_words()
         self._stderr.close()
-        return f"signal {-code}" if code < 0 else f"exit {code}: {words}"
+        return ending(code) if code < 0 else f"{ending(code)}: {words}"

@@ -154,6 +154,11 @@ class Death:
     detail: str
 
 
+def ending(exit_code: int) -> str:
+    """How a process ended: ``exit 3``, or ``signal 11`` for an exit code of -11."""
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit {exit_code}"
+
+
 class CaseError(ValueError):
     """A case or observation file that cannot be used; says why."""
 

@@ -20,7 +20,7 @@ import fuzz
 from fuzz.execution import Executor
 from fuzz.rooms import add_folder
 from fuzz.trees import activate, resolve
-from invariants.model import decode, encode
+from invariants.model import decode, encode, ending
 from reproducers.replay import Replay, errored, replay
 
 POLL_S = 0.1
@@ -88,7 +88,7 @@ def replay_in_tree(
             # A process that could not even begin will not do better for the others.
             count = 1 if answered or child.returncode < 0 else len(left)
             for id_ in left[:count]:
-                cause = _cause(child.returncode)
+                cause = ending(child.returncode)
                 yield errored(id_, f"its process ended ({cause}): {words}")
             left = left[count:]
 
@@ -127,10 +127,6 @@ def _lines(
 def _last_lines(log: bytes) -> str:
     lines = log.decode(errors="replace").strip().splitlines()
     return "\n".join(lines[-LOG_LINES:])
-
-
-def _cause(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit {code}"
 
 
 def main(order_text: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 from fuzz.edits import Edit, Replacement, applied
 from fuzz.runtime import Runtime
-from invariants.model import Death, FaultKey, Judgement, decode, encode
+from invariants.model import Death, FaultKey, Judgement, decode, encode, ending
 from reproducers.fix import Fix
 from reproducers.fixing import NoFix, fitting_fix
 from reproducers.outcome import Arm, judged_arm
@@ -40,7 +40,10 @@ class Claim:
     """What a script claims: this case breaks this law on an unfixed tree.
 
     Attributes:
-        isolated: Whether the death of the process is an expected outcome.
+        case: The target's `Case`.
+        runtime: Limits of an arm; where it is isolated, the death of its process is an
+            expected outcome.
+        judge: Judges what was observed of the case.
     """
 
     key: FaultKey
@@ -160,8 +163,7 @@ def _awaited(child: "subprocess.Popen[bytes]", out: Path, runtime: Runtime) -> s
         if ready and _resident_bytes(child.pid) > runtime.memory_bytes:
             return "memory limit"
         time.sleep(POLL_S)
-    code = child.returncode
-    return f"signal {-code}" if code < 0 else f"exit {code}"
+    return ending(child.returncode)
 
 
 def _resident_bytes(pid: int) -> int:
