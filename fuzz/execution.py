@@ -93,7 +93,7 @@ class Executor:
             IsolationError: See `Isolation.run`.
             Exception: What the target raises here: a fault of the harness.
         """
-        place = self._places.get(rooms.name) or self._settle(rooms.name)
+        place = self._settled(rooms.name)
         if place.isolation is None:
             if self._keeps_edits:
                 self._put_in_force(edits)
@@ -128,7 +128,7 @@ class Executor:
         Raises:
             Exception: As `execute`.
         """
-        place = self._places.get(rooms.name) or self._settle(rooms.name)
+        place = self._settled(rooms.name)
         if place.isolation is None:
             return rooms.judge(case, self.execute(rooms, case, edits=edits))
         text = encode(case)
@@ -174,8 +174,10 @@ class Executor:
         for isolation in self._isolations.values():
             isolation.close()
 
-    def _settle(self, name: str) -> _Place:
-        """Find out where a target's cases run, which takes importing it."""
+    def _settled(self, name: str) -> _Place:
+        """Where a target's cases run; finding that out takes importing it."""
+        if name in self._places:
+            return self._places[name]
         here = self._here
         activate(self._tree, platform=here.platform, triton=here.triton)
         target = target_module(name)
