@@ -12,7 +12,8 @@ import torch
 from fuzz.targets._sparse_pool import SparsePool
 from invariants.dense_attention import dense_attention
 from invariants.scheduling import NULL_BLOCK, PrefixLayout
-from invariants.verify_attention import Case, Mismatch
+from invariants.verify_attention import Mismatch
+from invariants.verify_case import Case
 
 # Finite in every format, large in most: the null block may be read, never used.
 _NULL_CONTENT = 0x56

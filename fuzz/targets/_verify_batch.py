@@ -6,7 +6,7 @@ import torch
 
 from fuzz.targets._paged_cache import Contents
 from invariants.scheduling import NULL_BLOCK
-from invariants.verify_attention import Case
+from invariants.verify_case import Case
 
 # Rows of the output's buffer beside those of the batch, which nobody may write.
 _GUARD_ROWS = 2

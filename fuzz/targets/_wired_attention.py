@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from fuzz.targets._paged_cache import KEY_DEQUANT, VALUE_DEQUANT, softmax_scale
 from fuzz.targets._sparse_pool import SparsePool, sparse_pool
 from fuzz.targets._verify_batch import Batch
-from invariants.verify_attention import Case
+from invariants.verify_case import Case
 
 
 class NotInThisReleaseError(Exception):

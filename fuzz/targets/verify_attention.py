@@ -36,7 +36,8 @@ from fuzz.targets._verify_batch import Batch, bits_of, make_batch
 from fuzz.targets._wired_attention import NotInThisReleaseError, wired_arguments
 from invariants.model import Raised
 from invariants.scheduling import NULL_BLOCK
-from invariants.verify_attention import Case, Observation, geometry
+from invariants.verify_attention import Observation
+from invariants.verify_case import Case, geometry
 
 RUNTIME = Runtime(
     triton="interpret", isolated=True, timeout_s=60.0, memory_bytes=3 << 30
