@@ -51,6 +51,7 @@ class _Sizes:
     heads: tuple[int, ...]
     head_sizes: tuple[int, ...] = HEAD_SIZES
     dtypes: tuple[Dtype, ...] = ATTENTION_DTYPES
+    may_scale: bool = True
 
 
 def block_sizes(*, deployed: bool = True, multiple: int = 1) -> st.SearchStrategy[int]:
@@ -98,7 +99,8 @@ def _specs(draw: st.DrawFn, kinds: tuple[Kind, ...], sizes: _Sizes) -> LayerSpec
     is_mla = kind == "mla"
     dtype = draw(st.sampled_from(sizes.dtypes))
     # One byte per element and a scale per token and head, or the plain layout.
-    scaled = not is_mla and dtype == "uint8" and draw(st.booleans())
+    may_scale = sizes.may_scale and not is_mla and dtype == "uint8"
+    scaled = may_scale and draw(st.booleans())
     window = draw(st.sampled_from(WINDOWS)) if kind in WINDOWED else None
     # Values may be narrower than keys in full attention only.
     narrow = kind == "full" and head_size > 1 and draw(st.integers(0, 9)) == 9
@@ -156,13 +158,15 @@ def kv_cache_mixes(
         deployed: Whether block sizes known from real deployments are drawn too.
     """
     sizes = _Sizes(blocks=block_sizes(deployed=deployed), heads=HEADS)
-    if draw(st.booleans()):
+    related = draw(st.booleans())
+    if related:
         head_size = draw(st.sampled_from(HEAD_SIZES))
         sizes = _Sizes(
             blocks=st.just(draw(sizes.blocks)),
             heads=RELATED_HEADS,
             head_sizes=(head_size, 2 * head_size),
             dtypes=RELATED_DTYPES,
+            may_scale=False,
         )
     # A layer and its padding are drawn together, so that both shrink away together.
     choices = st.none() if not padded else st.none() | st.integers(0, PADDING_CHOICES)
@@ -174,6 +178,12 @@ def kv_cache_mixes(
         )
     )
     pages = [page_bytes(spec) for spec, _ in drawn]
+    if related and padded:
+        # The usual reason for padding: a state's page grown to an attention page.
+        drawn = [
+            (spec, choice if spec.mamba is None else (choice or 0) | 1)
+            for spec, choice in drawn
+        ]
     distinct = [
         spec if choice is None else _padded(spec, pages, choice)
         for spec, choice in drawn
@@ -196,6 +206,7 @@ def _padded(spec: LayerSpec, pages: list[int], choice: int) -> LayerSpec:
             if page % divisor == 0 and page // divisor > content
         }
     )
+    # Multiples of 4 are the slacks.
     if shares and choice % 4:
         size = shares[choice % len(shares)]
     else:
