@@ -10,7 +10,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from typing import IO
 
 import msgspec
 
-import fuzz
 from fuzz._protocol import (
     PACKET_BYTES,
     Ended,
@@ -31,6 +29,7 @@ from fuzz._protocol import (
     Request,
     Setup,
 )
+from fuzz.launch import module_command, project_environment
 from invariants.model import Death, ending
 
 # How often a running child's memory is looked at.
@@ -152,16 +151,13 @@ class Zygote:
         setup = msgspec.structs.replace(
             setup_parts, control_fd=theirs.fileno(), parent_pid=os.getpid()
         )
-        root = str(Path(fuzz.__file__).resolve().parents[1])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        # -P: a `vllm` folder where the user stands must not be imported.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fuzz._zygote", setup.text()],
+            module_command("fuzz._zygote", setup.text()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=project_environment(),
             start_new_session=True,
         )
         theirs.close()

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-import fuzz
 from fuzz.execution import Executor
+from fuzz.launch import module_command, project_environment
 from fuzz.rooms import add_folder
 from fuzz.trees import activate, resolve
 from invariants.model import decode, encode, ending
@@ -94,15 +94,12 @@ def replay_in_tree(
 
 
 def _start(order: Order, log_fd: int) -> "subprocess.Popen[bytes]":
-    root = str(Path(fuzz.__file__).resolve().parents[1])
-    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: a `vllm` folder where the user stands must not be imported.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "reproducers.in_tree", encode(order)],
+        module_command("reproducers.in_tree", encode(order)),
         stdin=subprocess.DEVNULL,
         stdout=log_fd,
         stderr=log_fd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env=project_environment(),
     )
 
 

@@ -356,12 +356,15 @@ def _append(rows: V1Rows | V2Rows, served: _Served, ids: tuple[list[int], ...]) 
 
 
 def _write(engine: _Engine, served: _Served, write: Callable[[], None]) -> None:
-    """Write a request's row; V1's numpy and V2 itself refuse one that is too long."""
+    """Write a request's row; V1's numpy and V2 itself refuse one that is too long.
+
+    Any exception of the tree there is an observation, not only that refusal.
+    """
     ids = engine.manager.get_block_ids(served.request.request_id)
     blocks, columns = len(ids[engine.mamba_group]), engine.rows.columns
     try:
         write()
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:
         raise RowUnfit(error, blocks=blocks, columns=columns) from error
 
 

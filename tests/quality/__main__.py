@@ -14,6 +14,7 @@ from fuzz.campaign import import_rooms
 from fuzz.execution import Executor
 from fuzz.trees import activate, resolve
 from tests.quality.suite import (
+    STOPPED,
     Hunt,
     explained_survivors,
     hunt_mechanical,
@@ -53,10 +54,11 @@ def _print(target: str, by_hand: list[Hunt], mechanically: list[Hunt]) -> None:
         size = f"{len(hunt.shrunk)} characters" if hunt.found else "NOT FOUND"
         print(f"    {hunt.cases:5} cases  {size:16} {hunt.name}")
     cases = statistics.median(hunt.cases for hunt in killed) if killed else 0
+    stopped = sum(hunt.invariant.startswith(STOPPED) for hunt in killed)
     rate = len(killed) / len(mechanically) if mechanically else 0
     print(
         f"  mechanical  {len(killed)}/{len(mechanically)} found ({rate:.0%}), "
-        f"median {cases:.0f} cases"
+        f"median {cases:.0f} cases; {stopped} of them stopped the run (exit 2)"
     )
     explained = explained_survivors()
     for hunt in mechanically:

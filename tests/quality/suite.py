@@ -2,7 +2,7 @@
 
 import importlib
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fuzz import rooms
@@ -18,6 +18,9 @@ from tests.quality.mutant import Mutant
 # Within how many cases of each origin a mechanical fault is looked for.
 CASES = 300
 CASES_ISOLATED = 30
+
+# In place of an invariant: the fault was not judged, it stopped the target itself.
+STOPPED = "stopped the run"
 
 SURVIVORS = Path(__file__).parent / "survivors.toml"
 
@@ -90,29 +93,31 @@ def hunt_mechanical(
     """Look for a mechanical fault, by cases of every origin in turn."""
     loaded = rooms.load(target)
     slow = rooms.target_module(target).RUNTIME.isolated
-    budget = CASES_ISOLATED if slow else CASES
     spent = 0
     for origin in _origins(target):
-        result = find_planted(
-            executor,
-            loaded,
-            cases=loaded.cases(origin=origin),
-            edits=(mutant.edit,),
-            budget=budget,
-            seed=derived_seed(seed, "mechanical", target, mutant.name, origin),
-        )
+        try:
+            result = find_planted(
+                executor,
+                loaded,
+                cases=loaded.cases(origin=origin),
+                edits=(mutant.edit,),
+                budget=CASES_ISOLATED if slow else CASES,
+                seed=derived_seed(seed, "mechanical", target, mutant.name, origin),
+            )
+        except Exception as error:  # noqa: BLE001 (in a run it ends in exit code 2)
+            stopped = f"{STOPPED}: {type(error).__name__}"
+            return Hunt(
+                name=mutant.name,
+                target=target,
+                found=True,
+                cases=spent + 1,
+                shrunk="",
+                invariant=stopped,
+            )
         spent += result.cases
         if result.faults:
             break
-    hunt = _hunt(mutant.name, target, result)
-    return Hunt(
-        name=hunt.name,
-        target=target,
-        found=hunt.found,
-        cases=spent,
-        shrunk="",
-        invariant=hunt.invariant,
-    )
+    return replace(_hunt(mutant.name, target, result), cases=spent, shrunk="")
 
 
 def explained_survivors() -> dict[str, str]:
