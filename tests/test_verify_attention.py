@@ -196,7 +196,7 @@ def test_elements_of_a_pool_do_not_overlap(case: Case) -> None:
             + slot * place.slot_stride
             + head * place.head_stride
         )
-        taken = []
+        taken: list[int] = []
         for offset in (place.key_offset, place.value_offset):
             first = (offset + at) * place.element_bytes
             taken += range(first, first + size * place.element_bytes)
