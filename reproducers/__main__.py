@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -172,13 +173,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    # A reader that closes the pipe early (head) is no error worth a traceback.
+    # A reader that closes the pipe early (head) ends this as it ends any filter.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 0
+        sys.exit(main())
     except KeyboardInterrupt:
-        status = 130
-    sys.exit(status)
+        sys.exit(130)
