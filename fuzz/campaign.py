@@ -35,6 +35,7 @@ from reports.events import (
     Problem,
     Progress,
     ShardFinished,
+    Skipped,
     WorkerStarted,
 )
 
@@ -283,6 +284,11 @@ class Campaign:
             )
             pace.tell()
         worker.tell_culprits(shard)
+        skips: Counter[str] = sum((each.skips for each in results), start=Counter())
+        for reason, cases in sorted(skips.items()):
+            worker.write(
+                Skipped(what=f"{target}/{origin}", reason=reason, cases=cases)
+            )
         worker.write(_finished(shard, results))
         if origin == "wired" or run.strict:
             faults = [fault for result in results for fault in result.faults]

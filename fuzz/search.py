@@ -51,11 +51,13 @@ class SearchResult:
         cases: Cases run, those of shrinking left out.
         judged: Cases in which each invariant applied and was checked, by id.
         labels: Cases that showed each coverage label.
+        skips: Cases of which nothing ran, by the reason.
     """
 
     cases: int
     judged: Counter[str]
     labels: Counter[str]
+    skips: Counter[str]
     faults: tuple[Fault, ...]
     seconds: float
 
@@ -73,6 +75,7 @@ class _Round:
     cases: int = 0
     judged: Counter[str] = field(default_factory=Counter)
     labels: Counter[str] = field(default_factory=Counter)
+    skips: Counter[str] = field(default_factory=Counter)
     failed: dict[str, FaultFound] = field(default_factory=dict)
     executed_since_fault: int = 0
 
@@ -87,6 +90,8 @@ class _Round:
         self.cases += 1
         self.judged.update(judgement.judged)
         self.labels.update(judgement.labels)
+        if judgement.skipped:
+            self.skips[judgement.skipped] += 1
         self.on_case()
         self._raise_fault(case, judgement)
 
@@ -191,6 +196,7 @@ def search(
     started = time.monotonic()
     judged: Counter[str] = Counter()
     labels: Counter[str] = Counter()
+    skips: Counter[str] = Counter()
     faults: list[Fault] = []
     spent = 0
     rounds = 0
@@ -214,6 +220,7 @@ def search(
         spent += round_.cases
         judged += round_.judged
         labels += round_.labels
+        skips += round_.skips
         for fault in found:
             _confirm(judge, fault)
             on_fault(fault)
@@ -225,6 +232,7 @@ def search(
         cases=spent,
         judged=judged,
         labels=labels,
+        skips=skips,
         faults=tuple(faults),
         seconds=time.monotonic() - started,
     )

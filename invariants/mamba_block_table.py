@@ -100,7 +100,10 @@ def judge(case: Case, observation: Observation) -> Judgement:
     violations: list[Violation] = []
     if observation.absent:
         return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset({observation.absent})
+            judged=frozenset(),
+            violations=(),
+            labels=frozenset(),
+            skipped=observation.absent,
         )
     if case.origin == "wired":
         judged |= {"GDN-TABLE-FITS", "GDN-BLOCKS-GIVEN"}

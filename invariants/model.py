@@ -111,13 +111,20 @@ class Judgement:
         judged: Ids of the invariants that applied and were checked.
         violations: Those that did not hold; their invariants are in ``judged``.
         labels: Coverage labels that this case showed.
+        skipped: The designed reason why nothing of the case ran, "" when it did.
     """
 
     judged: frozenset[str]
     violations: tuple[Violation, ...]
     labels: frozenset[str]
+    skipped: str = ""
 
     def __post_init__(self) -> None:
+        if self.skipped and self.judged:
+            raise ValueError(
+                f"skipped ({self.skipped}) and judged {sorted(self.judged)}: a case "
+                "is one or the other"
+            )
         stray = {violation.invariant for violation in self.violations} - self.judged
         if stray:
             raise ValueError(

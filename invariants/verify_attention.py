@@ -151,9 +151,14 @@ def judge(case: Case, observation: Observation | Death) -> Judgement:
     """Check one launch; the controls' own arithmetic is never a finding."""
     if isinstance(observation, Death):
         return _judge_death(case, observation)
-    labels = _labels(case, observation)
     if observation.skipped:
-        return Judgement(judged=frozenset(), violations=(), labels=labels)
+        return Judgement(
+            judged=frozenset(),
+            violations=(),
+            labels=frozenset(),
+            skipped=observation.skipped,
+        )
+    labels = _labels(case, observation)
     if case.kernel == "control_fixed":
         return _judge_arms(case, observation, labels)
     if observation.raised is not None:
@@ -246,9 +251,7 @@ def _violation(
 
 
 def _labels(case: Case, observation: Observation) -> frozenset[str]:
-    """Boundaries that this launch showed; none when it did not run."""
-    if observation.skipped:
-        return frozenset({f"skipped: {observation.skipped}"})
+    """Boundaries that this launch showed."""
     offset = case.top_block * observation.block_stride
     heads = (case.shape.kv_heads - 1) * observation.head_stride
     scale_heads = (case.shape.kv_heads - 1) * observation.scale_head_stride

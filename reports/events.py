@@ -169,10 +169,16 @@ class ControlFinished(_Event, frozen=True, kw_only=True, tag="control-finished")
 
 
 class Skipped(_Event, frozen=True, kw_only=True, tag="skipped"):
-    """Something that was designed to run and did not, with the reason that fired."""
+    """Something that was designed to run and did not, with the reason that fired.
+
+    Attributes:
+        what: The property, or whatever else was skipped.
+        cases: How many cases of it.
+    """
 
     what: str
     reason: str
+    cases: int = 1
 
 
 class Absent(_Event, frozen=True, kw_only=True, tag="absent"):

@@ -149,7 +149,7 @@ def _run(report: Report) -> list[str]:
     told = [f"- {prose(line)}" for line in subject_lines(report)]
     told += [f"- command {code(each.command)}" for each in report.machines]
     told += [
-        f"- skipped, {counted(each.count, 'time')}: "
+        f"- skipped, {counted(each.count, 'case')}: "
         + prose(f"{each.what}: {each.reason}")
         for each in report.skips
     ]

@@ -58,7 +58,9 @@ def fold(events: Iterable[Event]) -> Report:
         ),
     ]
     absences = {(each.target, each.reason) for each in heard.of(Absent)}
-    skips = Counter((each.what, each.reason) for each in heard.of(Skipped))
+    skips: Counter[tuple[str, str]] = Counter()
+    for each in heard.of(Skipped):
+        skips[each.what, each.reason] += each.cases
     first = heard.starts[0] if heard.starts else None
     return Report(
         format=FORMAT,

@@ -135,7 +135,7 @@ def _print_checks(report: Report, console: Console) -> None:
     told = ", ".join(f"{count} {name}" for name, count in sorted(outcomes.items()))
     lines.append(("saved faults", told or "none"))
     lines += [
-        ("skipped", f"{each.what}: {each.reason} ({counted(each.count, 'time')})")
+        ("skipped", f"{each.what}: {each.reason} ({counted(each.count, 'case')})")
         for each in report.skips
     ]
     lines += [
