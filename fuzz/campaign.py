@@ -286,9 +286,7 @@ class Campaign:
         worker.tell_culprits(shard)
         skips: Counter[str] = sum((each.skips for each in results), start=Counter())
         for reason, cases in sorted(skips.items()):
-            worker.write(
-                Skipped(what=f"{target}/{origin}", reason=reason, cases=cases)
-            )
+            worker.write(Skipped(what=f"{target}/{origin}", reason=reason, cases=cases))
         worker.write(_finished(shard, results))
         if origin == "wired" or run.strict:
             faults = [fault for result in results for fault in result.faults]

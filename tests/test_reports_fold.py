@@ -330,8 +330,9 @@ def test_replays_that_disagree_are_a_problem() -> None:
 
 def test_skips_are_counted() -> None:
     skip = Skipped(what="fp8", reason="the interpreter has no fp8")
-    (counted,) = fold(a_run(skip, skip, skip)).skips
-    assert (counted.what, counted.count) == ("fp8", 3)
+    more = Skipped(what="fp8", reason="the interpreter has no fp8", cases=5)
+    (counted,) = fold(a_run(skip, skip, more)).skips
+    assert (counted.what, counted.count) == ("fp8", 7)
 
 
 def test_without_a_start_the_rest_is_kept() -> None:

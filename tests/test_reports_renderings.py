@@ -162,7 +162,7 @@ def test_skips_and_problems_are_told_in_full() -> None:
         Skipped(what="fp8", reason="no fp8 here"),
         Problem(where="fuzz/test_x.py", message="first\nE   KeyError: 'layer'"),
     )
-    assert re.search(r"skipped +fp8: no fp8 here \(2 times\)", text)
+    assert re.search(r"skipped +fp8: no fp8 here \(2 cases\)", text)
     assert re.search(
         r"problem +fuzz/test_x.py *\n +first *\n +E KeyError: 'layer'", text
     )

@@ -81,6 +81,19 @@ def test_the_budget_is_spent_though_faults_end_hypothesis_runs() -> None:
     assert 0 < result.labels["even"] < 1_000
 
 
+def test_skipped_cases_are_counted_by_their_reason() -> None:
+    def judge(case: Pair) -> Judgement:
+        reason = "odd" if case.first % 2 else ""
+        judged: frozenset[str] = frozenset() if reason else frozenset({"A"})
+        return Judgement(
+            judged=judged, violations=(), labels=frozenset(), skipped=reason
+        )
+
+    result = search(cases=PAIRS, judge=judge, seed=1, budget=200)
+    assert 0 < result.skips["odd"] < 200
+    assert result.skips["odd"] + result.judged["A"] == 200
+
+
 def test_the_same_seed_gives_the_same_cases_and_another_seed_others() -> None:
     def cases_of(seed: int) -> list[Pair]:
         seen: list[Pair] = []
