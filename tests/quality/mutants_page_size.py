@@ -61,7 +61,7 @@ WRITTEN: tuple[Mutant, ...] = (
             ),
         ),
         invariants=("PAGE-FIELDS",),
-        cases=300,
+        cases=600,
         size=900,
     ),
     Mutant(
