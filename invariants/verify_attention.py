@@ -188,7 +188,8 @@ def _judge_death(case: Case, death: Death) -> Judgement:
     place = geometry(case)
     message = (
         f"the process died ({death.cause}) with blocks up to {case.top_block} of "
-        f"{case.layout.pool_blocks}, about {place.block_stride} elements each"
+        f"{case.layout.pool_blocks}, about {place.block_stride} elements apart, and "
+        f"{case.shape.kv_heads} heads, {place.head_stride} apart"
     )
     if broken is ADDRESS:
         message += "; a killed process is the expected outcome of an unfixed tree"
