@@ -192,6 +192,9 @@ def _live(name: str, target: TargetModule, fds: list[int], zygote_pid: int) -> N
             os._exit(code)
         os.dup2(fds[1], 2)
         os.close(fds[1])
+        # A library that vLLM imports (tvm_ffi) meets a segmentation fault with seconds
+        # of symbolised frames; this process is meant to die fast.
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         faulthandler.enable(file=2)
         channel = socket.socket(fileno=fds[0])
         with ExitStack() as changes:

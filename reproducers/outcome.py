@@ -32,6 +32,8 @@ class Arm:
 
 def judged_arm(judgement: Judgement, key: FaultKey) -> Arm:
     """What a judgement says about one fault."""
+    if judgement.skipped:
+        return Arm(status="absent", message=f"not applicable: {judgement.skipped}")
     same_law = [v for v in judgement.violations if v.invariant == key.invariant]
     others = tuple(
         violation_line(violation)

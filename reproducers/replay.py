@@ -107,6 +107,8 @@ def _replayed(
         fixed = _fixed_arm(executor, rooms, case, saved.key)
     elif broken.status == "holds":
         outcome = "FIXED"
+    elif broken.status == "absent":
+        outcome = "NOT_APPLICABLE"
     elif broken.status == "differs" and all(_is_saved(store, id_) for id_ in instead):
         # A tree in which the same law breaks elsewhere: those faults have their own
         # cases, and this one's code was not reached.

@@ -11,8 +11,9 @@ from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
+from fuzz.targets._escaped import tree_raised
 from fuzz.targets._hybrid_config import configured
-from fuzz.targets._kv_cache_specs import escaped, planning_module, seen
+from fuzz.targets._kv_cache_specs import planning_module, seen
 from invariants.hybrid_config import Deployment, HybridConfig
 from invariants.page_plan import (
     Place,
@@ -45,11 +46,8 @@ def planned(case: HybridConfig) -> Plan:
     with configured(case) as vllm_config:
         try:
             _advance(progress, case, vllm_config)
-        except Exception as error:
-            # Whatever escapes the tree's code was observed; our own faults are raised.
-            raised = escaped(error)
-            if not raised.site:
-                raise
+        except Exception as error:  # noqa: BLE001 - observed, if it is the tree's
+            raised = tree_raised(error)
     return Plan(
         stage=progress.stage,
         raised=raised,

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from invariants.model import Raised
 from invariants.specs import (
     AttentionShape,
     Kind,
@@ -132,17 +131,6 @@ def seen(name: str, spec: Any) -> SeenLayer:
         ValueError: An object of a class that is not modelled.
     """
     return SeenLayer(name=name, page_bytes=spec.page_size_bytes, spec=_value(spec))
-
-
-def escaped(error: BaseException) -> Raised:
-    """An exception of the tree's code as a value; the site is the innermost of it."""
-    site, at = "", error.__traceback__
-    while at is not None:
-        frame = at.tb_frame
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "vllm":
-            site = frame.f_code.co_qualname
-        at = at.tb_next
-    return Raised(type=type(error).__name__, message=str(error)[:2000], site=site)
 
 
 def kind_of(spec: Any) -> Kind:

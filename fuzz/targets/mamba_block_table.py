@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._escaped import tree_raised
 from fuzz.targets._interpreted_kernels import interpreted_kernels
 from fuzz.targets._mamba_engine import (
     AllocationFailed,
@@ -106,13 +107,13 @@ def run(case: Case) -> Observation:
     except AllocationFailed as failed:
         return Observation(
             kernel=kernel,
-            unallocated=_table_raised(failed.error),
+            unallocated=tree_raised(failed.error),
             calls=tuple(calls),
         )
     except RowUnfit as unfit:
         return Observation(
             kernel=kernel,
-            unfit=_table_raised(unfit.error),
+            unfit=tree_raised(unfit.error),
             unfit_columns=(unfit.blocks, unfit.columns),
             calls=tuple(calls),
         )
@@ -170,7 +171,7 @@ def _called(
     try:
         result = _window(case, table, seq_lens).as_subclass(torch.Tensor)
     except Exception as error:  # noqa: BLE001 - whatever escapes is the observation
-        raised = _table_raised(error)
+        raised = tree_raised(error)
     return WindowCall(
         step=step.number if step else 0,
         table=tuple(map(tuple, given_table)),
@@ -235,15 +236,3 @@ def _mamba_spec(case: Case) -> Any:
         mamba_cache_mode=case.mode,
         num_speculative_blocks=case.num_speculative_blocks,
     )
-
-
-def _table_raised(error: BaseException) -> Raised:
-    """The exception as a value, with the innermost function of the tree."""
-    site = ""
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith("vllm."):
-            site = code.co_qualname
-        trace = trace.tb_next
-    return Raised(type=type(error).__name__, message=str(error)[:2000], site=site)

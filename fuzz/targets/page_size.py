@@ -9,11 +9,11 @@ from typing import Any
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._escaped import tree_raised
 from fuzz.targets._hybrid_plan import planned
 from fuzz.targets._kv_cache_specs import (
     PLANNING_MODULES,
     UNIFY_FUNCTION,
-    escaped,
     made,
     padded_kinds,
     planning_module,
@@ -99,7 +99,7 @@ def _unified(specs: dict[str, Any]) -> tuple[dict[str, Any] | None, Unified]:
         result = getattr(planning_module(), UNIFY_FUNCTION)(specs)
         layers = _layers(result)
     except Exception as error:  # noqa: BLE001 - whatever escapes is what was observed
-        return None, Unified(raised=escaped(error))
+        return None, Unified(raised=tree_raised(error))
     return result, Unified(raised=None, layers=layers)
 
 

@@ -8,8 +8,6 @@ owned blocks have addresses (`_sparse_pool`): a wrapped one ends the process.
 
 import importlib
 import importlib.util
-import signal
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from typing import Any
 import torch
 
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._escaped import tree_raised
 from fuzz.targets._interpreter import InterpreterGap, corrected_interpreter
 from fuzz.targets._paged_cache import (
     KEY_DEQUANT,
@@ -34,7 +33,6 @@ from fuzz.targets._sparse_pool import SparsePool, sparse_pool
 from fuzz.targets._splitkv_control import splitkv_control_attention
 from fuzz.targets._verify_batch import Batch, bits_of, make_batch
 from fuzz.targets._wired_attention import NotInThisReleaseError, wired_arguments
-from invariants.model import Raised
 from invariants.scheduling import NULL_BLOCK
 from invariants.verify_attention import Observation
 from invariants.verify_case import Case, geometry
@@ -63,9 +61,6 @@ def absent() -> str | None:
         return "no vllm/v1/attention/ops/triton_unified_attention.py"
     importlib.import_module("vllm.v1.attention.backends.triton_attn")
     importlib.import_module("vllm.v1.worker.gpu.attn_utils")
-    # A library that vLLM imports (tvm_ffi) meets a segmentation fault with seconds of
-    # symbolised frames; this process is meant to die fast.
-    signal.signal(signal.SIGSEGV, signal.SIG_DFL)
     return None
 
 
@@ -114,7 +109,7 @@ def _observe(
         cause = error.__cause__ or error
         if isinstance(cause, InterpreterGap):
             return Observation(skipped=f"the interpreter gets {cause} wrong")
-        return Observation(raised=_raised(error))
+        return Observation(raised=tree_raised(error))
     changed = [
         name
         for name, each in batch.inputs().items()
@@ -139,19 +134,6 @@ def _observe(
         changed=tuple(changed),
         twin_differs=twin_differs,
     )
-
-
-def _raised(error: Exception) -> Raised:
-    """An escaped exception, at the innermost function of the tree."""
-    site = "unified_attention"
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    for each in (error, inner):
-        for frame, _ in traceback.walk_tb(each.__traceback__):
-            if "vllm" in frame.f_code.co_filename:
-                site = frame.f_code.co_qualname
-    return Raised(type=type(inner).__name__, message=str(inner)[:2000], site=site)
 
 
 @contextmanager
