@@ -24,8 +24,10 @@ from invariants.specs import Kind, LayerSpec, SeenLayer, flaw
 
 __all__ = ["INVARIANTS", "Case", "Observation", "judge"]
 
-PADDED_ATTENTION = "padded attention"
 UNIFY = "unify_kv_cache_spec_page_size"
+# Where a wrong page ends: unifying asserts its size, the spec that it is large enough.
+PADDING_SITES = (UNIFY, "AttentionSpec.page_size_bytes")
+PADDED_ATTENTION = f"{UNIFY}: padded attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +131,8 @@ def _escape(
     text = f"{raised.type} {raised.message!r:.200} for pages: {shown or 'none yet'}"
     # A page that was padded before is another cause than a state that cannot be scaled,
     # with the same assertion at its end.
-    padded = has_small_padded_attention(layers)
-    site = f"{raised.site}: {PADDED_ATTENTION}" if padded else raised.site
+    padded = raised.site in PADDING_SITES and has_small_padded_attention(layers)
+    site = PADDED_ATTENTION if padded else raised.site
     return _violation(Fault(law, text), origin=origin, site=site, raised=raised)
 
 

@@ -426,11 +426,9 @@ def test_0_20_1_accepts_memory_that_serves_no_request() -> None:
 @pytest.mark.subject
 def test_what_0_33_0_does_right_is_silent_and_what_it_does_wrong_is_found() -> None:
     spec_page = "AttentionSpec.page_size_bytes"
-    padded = f"{spec_page}: padded attention"
-    unify_padded = f"{UNIFY}: padded attention"
+    padded = f"{UNIFY}: padded attention"
     contract = keys(on_release("0.33.0", "contract", 1500))
     assert contract == {
-        ("PAGE-UNIFY-ANSWER", unify_padded, "AssertionError"),
         ("PAGE-UNIFY-ANSWER", padded, "AssertionError"),
         ("PAGE-WASTE", UNIFY, ""),
     }
@@ -438,7 +436,6 @@ def test_what_0_33_0_does_right_is_silent_and_what_it_does_wrong_is_found() -> N
     assert ("PAGE-PLAN-ANSWER", padded, "AssertionError") in wired
     assert wired <= {
         ("PAGE-PLAN-ANSWER", padded, "AssertionError"),
-        ("PAGE-PLAN-ANSWER", unify_padded, "AssertionError"),
         ("PAGE-PLAN-ANSWER", spec_page, "AssertionError"),
         (
             "PAGE-PLAN-ANSWER",

@@ -74,13 +74,16 @@ def engine() -> Engine:
     from vllm import config
     from vllm.model_executor.models import registry
 
-    folder = Path(tempfile.mkdtemp(prefix="kvfuzz-model-"))
-    (folder / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
     # vLLM inspects a model class in a process of its own, which takes as long as all
     # imports together; the same inspection in this process gives the same answer.
-    with mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()):
+    with (
+        tempfile.TemporaryDirectory(prefix="kvfuzz-model-") as folder,
+        mock.patch.object(registry, "_run_in_subprocess", lambda inspect: inspect()),
+    ):
+        text = json.dumps(MODEL_CONFIG)
+        (Path(folder) / "config.json").write_text(text, encoding="utf-8")
         model = config.ModelConfig(
-            model=str(folder),
+            model=folder,
             skip_tokenizer_init=True,
             dtype="bfloat16",
             max_model_len=4096,

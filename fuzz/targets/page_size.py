@@ -19,6 +19,7 @@ from fuzz.targets._kv_cache_specs import (
     planning_module,
     seen,
 )
+from invariants.model import Raised
 from invariants.page_size import Case, Observation, Unified, UnifyCalls
 from invariants.specs import LayerSpec, SeenLayer
 
@@ -98,6 +99,12 @@ def _unified(specs: dict[str, Any]) -> tuple[dict[str, Any] | None, Unified]:
     try:
         result = getattr(planning_module(), UNIFY_FUNCTION)(specs)
         layers = _layers(result)
+    except NotImplementedError as refusal:
+        # An answer, and so it is from a function of ours in the tree's place.
+        name = type(refusal).__name__
+        return None, Unified(
+            raised=Raised(type=name, message=str(refusal), site=UNIFY_FUNCTION)
+        )
     except Exception as error:  # noqa: BLE001 - whatever escapes is what was observed
         return None, Unified(raised=tree_raised(error))
     return result, Unified(raised=None, layers=layers)

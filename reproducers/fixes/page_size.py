@@ -14,7 +14,7 @@ from fuzz.targets._kv_cache_specs import (
     kind_of,
     padded_kinds,
 )
-from invariants.page_size import PADDED_ATTENTION
+from invariants.page_size import PADDED_ATTENTION, PADDING_SITES
 from reproducers.fix import Fix
 
 
@@ -143,11 +143,7 @@ _WHOLE_BUCKETS = SourceEdit(
     new="if anchor_bytes and balanced and is_state_bucket(spec):",
 )
 
-_SPEC_SITES = tuple(
-    f"{function}{cause}"
-    for function in (UNIFY_FUNCTION, "AttentionSpec.page_size_bytes")
-    for cause in ("", f": {PADDED_ATTENTION}")
-)
+_SPEC_SITES = (*PADDING_SITES, PADDED_ATTENTION)
 
 FIXES: tuple[Fix, ...] = (
     Fix(
