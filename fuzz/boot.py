@@ -28,7 +28,13 @@ TRITON_MODES = ("jit", "interpret")
 # TRITON_CACHE_AUTOTUNING: vLLM's env_override turns it on, and made-up timings would
 # enter the user's Triton cache. VLLM_TARGET_DEVICE names the platform from 0.28 on.
 # VLLM_PLUGINS="" admits no plugin of the environment, which could change the platform.
+# A GPU of this machine is hidden, and torch counts GPUs by NVML, for to count none it
+# would start the CUDA driver. That starts a thread, and so does pyarrow's allocator
+# (pandas imports it); a process with threads cannot be forked from.
 FIXED_ENVIRONMENT = {
+    "CUDA_VISIBLE_DEVICES": "",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
     "TRITON_CACHE_AUTOTUNING": "0",
     "VLLM_TARGET_DEVICE": "cpu",
     "VLLM_PLUGINS": "",
@@ -197,7 +203,7 @@ def _describe_missing_gpu() -> None:
 
     The flash-linear-attention operations ask torch for name and capability of GPU 0 as
     soon as Triton's driver says CUDA (`vllm/model_executor/layers/fla/ops/utils.py` in
-    0.20.1). `torch.cuda.is_available()` goes on saying the truth.
+    0.20.1). `torch.cuda.is_available()` goes on saying the truth: none is visible.
     """
     import torch
 

@@ -275,3 +275,26 @@ def test_nothing_reaches_the_network_or_the_users_triton_cache() -> None:
         TRITON_CACHE_AUTOTUNING="1",
     )
     assert done.stdout == "['1', '1', '0']\n", done.stderr
+
+
+def test_a_gpu_of_the_machine_stays_closed_and_no_thread_is_started() -> None:
+    # On a machine with a GPU, torch's own count would open it and start a thread.
+    done = run(
+        prepared(triton="jit") + "import os, pathlib, torch\n"
+        "print(torch.cuda.is_available(), torch.cuda.device_count())\n"
+        "print([os.environ['CUDA_VISIBLE_DEVICES']])\n"
+        "files = map(os.path.realpath, pathlib.Path('/proc/self/fd').iterdir())\n"
+        "print([each for each in files if each.startswith('/dev/nvidia')])\n"
+        "print(len(list(pathlib.Path('/proc/self/task').iterdir())))\n",
+        CUDA_VISIBLE_DEVICES="0",
+    )
+    assert done.stdout == "False 0\n['']\n[]\n1\n", done.stderr
+
+
+def test_an_import_of_pyarrow_starts_no_thread() -> None:
+    # Its allocator reads this variable when the library is loaded.
+    done = run(
+        prepared(triton="jit")
+        + "import os\nprint(os.environ['JE_ARROW_MALLOC_CONF'])\n"
+    )
+    assert done.stdout == "background_thread:false\n", done.stderr

@@ -132,6 +132,11 @@ def _annotated(original: Callable[..., Any]) -> Callable[..., Any]:
     return init_args
 
 
+def _index(value: Any) -> int:
+    """What a loop's bound is, as Python's range asks for it."""
+    return int(value.handle.data.item())
+
+
 class _PatchedOnce:
     """`_patch_lang`, which Triton calls at each call of a device function, done once.
 
@@ -149,7 +154,10 @@ class _PatchedOnce:
             if value is tl or value is tl.core
         )
         if languages not in self._scopes:
-            self._scopes[languages] = self._original(fn)
+            scope = self._original(fn)
+            # In 3.6 a number is int() of an array with one axis, an error in numpy 2.5.
+            scope.set_attr(tl.tensor, "__index__", _index)
+            self._scopes[languages] = scope
         return interpreter._LangPatchScope()
 
     def restore(self) -> None:
