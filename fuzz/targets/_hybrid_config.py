@@ -42,14 +42,8 @@ MODEL_CONFIG = {
     "shared_expert_intermediate_size": 32,
     "num_experts_per_tok": 2,
     "num_experts": 4,
-    "norm_topk_prob": True,
-    "mlp_only_layers": [],
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
     "torch_dtype": "bfloat16",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000,
-    "tie_word_embeddings": False,
-    "hidden_act": "silu",
 }
 STATE_LAYERS = (
     ("vllm.model_executor.layers.mamba.gdn_linear_attn", "GatedDeltaNetAttention"),
