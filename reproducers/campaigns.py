@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fuzz.campaign import Run, Saved, Worker
-from fuzz.rooms import Rooms
+from fuzz.rooms import Rooms, load
 from fuzz.search import Fault
 from invariants.model import CaseError
 from reports.events import LedgerRecord, Problem, Replayed
@@ -80,11 +80,12 @@ class SavedFaultStore:
         return Saved(path=_shown(folder), fix=fix)
 
     def replay(self, worker: Worker, fault_id: str) -> Replayed:
-        """Run a saved fault on the worker's tree, both arms."""
+        """Run a saved fault on the worker's tree, both arms.
+
+        Other faults that its case shows are told, and saved under their own ids.
+        """
         done = replay(fault_id, worker.executor, store=self.cases)
         message = done.message
-        if done.others:
-            message += "; and: " + "; ".join(done.others)
         if done.fixed is not None:
             message += f"; fixed arm: {done.fixed.status}"
         try:
@@ -98,12 +99,20 @@ class SavedFaultStore:
                 outcome="ERRORED",
                 message=message,
             )
+        for violation in done.strays:
+            if violation.key.id not in worker.run.silenced:
+                rooms = load(saved.target)
+                case = saved.typed_case(rooms.case)
+                fault = Fault(case=case, violation=violation, shrunk=True)
+                worker.found("replay", rooms, fault)
+        # Another fault in this one's place was told as such, which is all there is.
+        replaced = done.outcome == "ERRORED" and bool(done.strays)
         return Replayed(
             id=fault_id,
             target=saved.target,
             invariant=saved.invariant,
             origin=saved.origin,
-            outcome=done.outcome,
+            outcome="NOT_APPLICABLE" if replaced else done.outcome,
             message=message,
         )
 

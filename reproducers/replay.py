@@ -35,6 +35,7 @@ class Replay:
         message: The cause in one line.
         fixed: The run with the fix applied; None where the fault did not show.
         others: Violations of other laws that the same case showed, a line each.
+        strays: All violations that are not the saved fault, as values.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Replay:
     message: str
     fixed: Arm | None
     others: tuple[str, ...]
+    strays: tuple[Violation, ...] = ()
 
     @property
     def exit_status(self) -> int:
@@ -107,7 +109,8 @@ def _replayed(
         fixed = _fixed_arm(executor, rooms, case, saved.key)
     elif broken.status == "holds":
         outcome = "FIXED"
-    elif broken.status == "absent":
+    elif broken.status in ("absent", "unproven"):
+        # The tree has no such code, or ends the case before its law applies.
         outcome = "NOT_APPLICABLE"
     elif broken.status == "differs" and all(_is_saved(store, id_) for id_ in instead):
         # A tree in which the same law breaks elsewhere: those faults have their own
@@ -120,6 +123,7 @@ def _replayed(
         message=message,
         fixed=fixed,
         others=broken.others,
+        strays=tuple(v for v in judgement.violations if v.key != saved.key),
     )
 
 
