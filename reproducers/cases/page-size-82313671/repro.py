@@ -2046,7 +2046,7 @@ def run_both(claim: Claim, arguments: list[str]) -> int:
         return EXIT_ERRORED
     print(f"{claim.key.id}: {claim.key.invariant} at {claim.key.site}", flush=True)
     broken = _shown("BROKEN ARM", _in_child("broken", claim, options.vllm))
-    if broken.status == "absent":
+    if broken.status in ("absent", "unproven"):
         return EXIT_HOLDS
     fixed = _shown("FIXED ARM", _in_child("fixed", claim, options.vllm))
     if broken.status == "fails":
