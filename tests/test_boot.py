@@ -298,3 +298,13 @@ def test_an_import_of_pyarrow_starts_no_thread() -> None:
         + "import os\nprint(os.environ['JE_ARROW_MALLOC_CONF'])\n"
     )
     assert done.stdout == "background_thread:false\n", done.stderr
+
+
+def test_the_library_that_counts_gpus_looks_absent() -> None:
+    done = run(
+        prepared(triton="jit") + "import ctypes\n"
+        "print(ctypes.CDLL(None).getpid() > 0)\n"
+        "ctypes.CDLL('libnvidia-ml.so.1')\n"
+    )
+    assert done.stdout == "True\n"
+    assert "OSError: libnvidia-ml.so.1 is kept from this process" in done.stderr

@@ -2225,6 +2225,7 @@ if __name__ == "__main__" and not is_arm(sys.argv[1:]):
 # ----------------------------------------------------------------------------
 
 import atexit
+import ctypes
 import functools
 import importlib.metadata
 import importlib.util
@@ -2327,6 +2328,7 @@ def prepare(*, platform: str, triton: str) -> None:
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"].upper())
     _declare_cpu_distribution()
     _hide_broken_torchvision()
+    _refuse_nvml()
     _describe_missing_gpu()
     _install_stub_driver()
     if triton == "jit":
@@ -2413,6 +2415,24 @@ def _hide_broken_torchvision() -> None:
         for name in [n for n in sys.modules if n.partition(".")[0] == "torchvision"]:
             del sys.modules[name]
         sys.modules["torchvision"] = None  # type: ignore[assignment]
+
+
+def _refuse_nvml() -> None:
+    """Make NVIDIA's management library look absent, as on a machine without a GPU.
+
+    To count GPUs by it starts a thread that stays. 0.20.1 does so whatever its own
+    version says (`vllm/platforms/__init__.py`, `cuda_platform_plugin`).
+    """
+    original = ctypes.CDLL.__init__
+
+    @functools.wraps(original)
+    def load(self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
+        if "libnvidia-ml" in str(name):
+            msg = f"{name} is kept from this process, which is to see no GPU"
+            raise OSError(msg)
+        original(self, name, *args, **kwargs)
+
+    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]
 
 
 def _describe_missing_gpu() -> None:
