@@ -1,4 +1,4 @@
-"""What a person watches while a run goes on: cases, rate and findings per target.
+"""What a person watches while a run goes on: cases, rate and faults per property.
 
 A thread of the controller reads the event files as they grow. In a terminal it redraws
 a small table in place; elsewhere it prints a line now and then.
@@ -32,12 +32,23 @@ LINE_S = 15.0
 
 @dataclass(kw_only=True)
 class _Count:
-    """Of one property: cases so far, shards done of shards planned, faults by id."""
+    """Of one property: cases so far, shards done of shards planned, faults by id.
+
+    ``began`` is when its first cases were told of, ``seen`` when its last ones were:
+    its rate leaves out the time in which workers were at something else.
+    """
 
     shards: int = 0
     finished: int = 0
     cases: int = 0
+    began: float = 0.0
+    seen: float = 0.0
     faults: set[str] = field(default_factory=set)
+
+    @property
+    def rate(self) -> float:
+        """Cases per second while it was being run."""
+        return self.cases / max(1.0, self.seen - self.began)
 
 
 class Tally:
@@ -46,6 +57,9 @@ class Tally:
     def __init__(self) -> None:
         self.started = time.monotonic()
         self.workers = 0
+        self.replays, self.replayed = 0, 0
+        self.controls, self.controlled = 0, 0
+        self.expected: dict[str, str] = {}
         self.notes: list[str] = []
         self.counts: dict[str, _Count] = {}
 
@@ -53,43 +67,69 @@ class Tally:
         """Take one event in."""
         match event:
             case RunStarted():
+                self.replays += len(event.replays)
+                self.controls += len(event.controls)
+                self.expected |= {entry.id: entry.expected for entry in event.ledger}
                 for shard in event.shards:
                     self._of(shard).shards += 1
             case WorkerStarted():
                 self.workers += 1
             case Progress():
-                self._of(event.shard).cases += event.cases
+                count = self._of(event.shard)
+                count.cases += event.cases
+                count.seen = time.monotonic()
+                count.began = count.began or count.seen - REDRAW_S
             case ShardFinished():
                 self._of(event.shard).finished += 1
             case Found() if event.source != "replay":
                 self._of(event.source).faults.add(event.id)
-            case Replayed() if event.outcome in ("REPRODUCED", "ERRORED"):
-                self.notes.append(f"{event.outcome} {event.id}")
-            case ControlFinished() if not event.found:
-                self.notes.append(f"control not found: {event.name}")
+            case Replayed():
+                self.replayed += 1
+                self._note_replay(event)
+            case ControlFinished():
+                self.controlled += 1
+                if not event.found:
+                    self.notes.append(f"control not found: {event.name}")
+
+    def _note_replay(self, event: Replayed) -> None:
+        """Nothing is said of a fault that does what the ledger says of this tree."""
+        if event.outcome == "ERRORED" or (
+            event.outcome == "REPRODUCED" and self._is_new(event.id)
+        ):
+            self.notes.append(f"{event.outcome} {event.id}")
+
+    def _is_new(self, fault: str) -> bool:
+        return self.expected.get(fault, "") not in ("affected", "unknown")
 
     def _of(self, shard: str) -> _Count:
         return self.counts.setdefault(shard.rpartition("/")[0], _Count())
 
-    def lines(self) -> list[tuple[str, str, str, str, str]]:
-        """Property, shards, cases, cases per second, faults: one row each."""
-        seconds = max(1e-9, time.monotonic() - self.started)
+    def lines(self) -> list[tuple[str, str, str, str, str, str]]:
+        """Property, shards, cases, cases per second, new and known faults."""
         return [
             (
                 name,
                 f"{count.finished}/{count.shards}",
                 f"{count.cases:,}",
-                f"{count.cases / seconds:,.1f}",
-                str(len(count.faults)),
+                f"{count.rate:,.1f}",
+                str(sum(self._is_new(fault) for fault in count.faults)),
+                str(sum(not self._is_new(fault) for fault in count.faults)),
             )
             for name, count in sorted(self.counts.items())
         ]
 
     def title(self) -> str:
-        """Time so far, and what the workers are doing."""
+        """Time so far, and what is done before and beside the search."""
         elapsed = int(time.monotonic() - self.started)
-        state = f"{self.workers} ready" if self.workers else "importing vLLM"
-        return f"{elapsed // 60}:{elapsed % 60:02} · workers: {state}"
+        parts = [
+            f"{elapsed // 60}:{elapsed % 60:02}",
+            f"workers: {self.workers} ready" if self.workers else "importing vLLM",
+        ]
+        if self.replays:
+            parts.append(f"saved faults replayed: {self.replayed}/{self.replays}")
+        if self.controls:
+            parts.append(f"controls: {self.controlled}/{self.controls}")
+        return " · ".join(parts)
 
 
 class Watcher(threading.Thread):
@@ -134,7 +174,7 @@ class Watcher(threading.Thread):
     def _table(self) -> Table:
         table = Table(title=self._tally.title(), title_justify="left", box=None)
         table.add_column("property")
-        for name in ("shards", "cases", "cases/s", "faults"):
+        for name in ("shards", "cases", "cases/s", "new", "known"):
             table.add_column(name, justify="right")
         for row in self._tally.lines():
             table.add_row(*row)
@@ -144,7 +184,8 @@ class Watcher(threading.Thread):
 
     def _line(self) -> str:
         parts = [
-            f"{name} {cases} cases ({rate}/s, {faults} faults)"
-            for name, _, cases, rate, faults in self._tally.lines()
+            f"{name} {cases} cases ({rate}/s, {new} new, {known} known)"
+            for name, _, cases, rate, new, known in self._tally.lines()
+            if cases != "0"
         ]
-        return f"{self._tally.title()} · {' · '.join(parts)}"
+        return " · ".join([self._tally.title(), *parts])
