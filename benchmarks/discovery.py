@@ -4,7 +4,7 @@ Each release runs in a process of its own. For every seed the property is search
 nothing known until the fault's id turns up; then it is shrunk. Medians and the worst of
 all seeds are printed, with the sizes of the shrunk cases.
 
-    python -m benchmarks.discovery [--seeds 20] [--json]
+    python -m benchmarks.discovery [--seeds 20] [--id ID]... [--json]
 """
 
 import argparse
@@ -92,12 +92,13 @@ def main(arguments: list[str]) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--id", action="append", help="only these saved faults")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--release", help="only this release, in this process")
     options = parser.parse_args(arguments)
     wanted: dict[str, list[str]] = {}
     for saved in store.entries(store.STORE):
-        if isinstance(saved, Saved):
+        if isinstance(saved, Saved) and saved.id in (options.id or [saved.id]):
             wanted.setdefault(saved.found_on.version, []).append(saved.id)
     if options.release:
         found = discoveries(
@@ -109,6 +110,8 @@ def main(arguments: list[str]) -> None:
     for release in sorted(wanted):
         command = [sys.executable, "-m", "benchmarks.discovery", "--release", release]
         command += ["--seeds", str(options.seeds)]
+        for each in options.id or []:
+            command += ["--id", each]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows += [Discovery(**each) for each in json.loads(done.stdout)]
     if options.json:
