@@ -171,6 +171,22 @@ def pytest_configure(config: pytest.Config) -> None:
         _add_worker(config, run, f"{worker_input['workerid']}-{os.getpid()}")
 
 
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Tests of `--targets` outside the repository get the file into their ids.
+
+    pytest would call all of them ``::test_wired[shard0]``: it knows no folder that such
+    a file, named on the command line, is relative to.
+    """
+    if module_path.is_relative_to(parent.config.rootpath):
+        return None
+    module: pytest.Module = pytest.Module.from_parent(
+        parent, path=module_path, nodeid=module_path.as_posix()
+    )
+    return module
+
+
 def _add_worker(config: pytest.Config, run: Run, name: str) -> None:
     save = config.stash[SAVED_FAULTS].save
     config.stash[WORKER] = Worker(run, name=name, save=save)
