@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TextIO
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from reports.events import (
     ControlFinished,
@@ -156,7 +157,7 @@ class Watcher(threading.Thread):
             ) as live:
                 while not self._done.wait(REDRAW_S):
                     self._read()
-                    live.update(self._table(), refresh=True)
+                    live.update(self._screen(), refresh=True)
         else:
             while not self._done.wait(LINE_S):
                 self._read()
@@ -171,15 +172,18 @@ class Watcher(threading.Thread):
             for line in whole.splitlines():
                 self._tally.add(msgspec.json.decode(line, type=Event))
 
+    def _screen(self) -> Group:
+        return Group(
+            Text(self._tally.title()), self._table(), *map(Text, self._tally.notes[-5:])
+        )
+
     def _table(self) -> Table:
-        table = Table(title=self._tally.title(), title_justify="left", box=None)
+        table = Table(box=None)
         table.add_column("property")
         for name in ("shards", "cases", "cases/s", "new", "known"):
             table.add_column(name, justify="right")
         for row in self._tally.lines():
             table.add_row(*row)
-        for note in self._tally.notes[-5:]:
-            table.add_row(note)
         return table
 
     def _line(self) -> str:

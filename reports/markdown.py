@@ -139,7 +139,7 @@ def _finding(finding: Finding) -> str:
 def _known(report: Report) -> list[str]:
     return [
         f"- **{each.id}** · {code(each.invariant)} · {each.origin} · "
-        f"{prose(words.removesuffix(each.link))}{_link(each.link)}"
+        f"{prose(words.removesuffix(each.link))} {_link(each.link)}".rstrip()
         for each, words in known(report)
     ]
 
