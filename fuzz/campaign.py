@@ -18,6 +18,7 @@ import msgspec
 
 from fuzz import rooms as rooms_module
 from fuzz.canary import search_canary, sings
+from fuzz.edits import EditError
 from fuzz.execution import Executor
 from fuzz.planted import find_control
 from fuzz.profiles import Profile, derived_seed
@@ -333,7 +334,11 @@ def find_controls(worker: Worker, target: str) -> bool:
     controls: tuple[Control, ...] = rooms_module.target_module(target).CONTROLS
     spent, missed = 0, []
     for control in controls:
-        result = find_control(worker.executor, rooms, control, seed=worker.run.seed)
+        try:
+            result = find_control(worker.executor, rooms, control, seed=worker.run.seed)
+        except EditError as error:
+            missed.append(f"{control.name}: cannot be planted: {error}")
+            continue
         spent += result.cases
         if not result.faults:
             missed.append(f"{control.name}: not found within {control.cases} cases")

@@ -24,6 +24,10 @@ from reports.terminal import render
 FINDING = ("kvfuzz", "finding")
 
 
+class LedgerUnusable(Exception):
+    """The ledger of known faults cannot be read; says where and what to do."""
+
+
 class SavedFaults(Protocol):
     """What the plugin asks of the room of reproducers; `conftest.py` provides it."""
 
@@ -31,7 +35,11 @@ class SavedFaults(Protocol):
         """Ids of the saved faults."""
 
     def ledger(self, version: str) -> tuple[LedgerRecord, ...]:
-        """The ledger as it speaks of a release."""
+        """The ledger as it speaks of a release.
+
+        Raises:
+            LedgerUnusable: When it cannot be read.
+        """
 
     def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:
         """Save a fault's reproducer and try its fix."""

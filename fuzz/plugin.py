@@ -15,7 +15,7 @@ import pytest
 
 from fuzz import rooms
 from fuzz.campaign import Campaign, NewFaults, Run, TargetAbsent, Worker
-from fuzz.controller import FINDING, SAVED_FAULTS, Controller
+from fuzz.controller import FINDING, SAVED_FAULTS, Controller, LedgerUnusable
 from fuzz.profiles import PROFILES, Profile, run_seed
 from fuzz.trees import Tree, TreeError, resolve
 from reports import store
@@ -142,6 +142,17 @@ def _resolved(config: pytest.Config) -> Tree:
         pytest.exit(f"kvfuzz: {error}", returncode=2)
 
 
+def _new_run_folder() -> Path:
+    try:
+        return store.new_run_folder()
+    except (store.ReportError, OSError) as error:
+        pytest.exit(
+            f"kvfuzz: no folder for the report of this run below {store.home()}: "
+            f"{error}. KVFUZZ_REPORTS names a folder that can be written",
+            returncode=2,
+        )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Check the options; in a worker, take the run from the controller."""
@@ -201,12 +212,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     profile = _chosen_profile(config)
     tree = _resolved(config)
     seed = run_seed(profile, given=config.getoption("--seed"))
-    folder = store.new_run_folder()
-    silenced = {
-        record.id
-        for record in config.stash[SAVED_FAULTS].ledger(tree.version)
-        if record.expected != "fixed"
-    }
+    # The folder first: a run that cannot begin must not leave an older one the latest.
+    folder = _new_run_folder()
+    try:
+        ledger = config.stash[SAVED_FAULTS].ledger(tree.version)
+    except LedgerUnusable as error:
+        pytest.exit(f"kvfuzz: {error}", returncode=2)
+    silenced = {record.id for record in ledger if record.expected != "fixed"}
     run = Run(
         id=folder.name,
         folder=folder,

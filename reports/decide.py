@@ -119,7 +119,9 @@ def _unfinished(report: Report) -> Iterator[Reason]:
             )
     if report.machines and not report.finished:
         yield _untold("the run did not end by itself: no run-finished event")
-    ran = report.cases or any(each.outcome != "NOT_RUN" for each in report.replays)
+    # A fault whose code the tree lacks was looked for, and nothing of it ran.
+    nothing = {"NOT_RUN", "NOT_APPLICABLE"}
+    ran = report.cases or any(each.outcome not in nothing for each in report.replays)
     if not ran:
         yield _untold("nothing ran: no case of any property, no saved fault")
 

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fuzz.campaign import Run, Saved, Worker
+from fuzz.controller import LedgerUnusable
 from fuzz.rooms import Rooms, load
 from fuzz.search import Fault
 from invariants.model import CaseError
@@ -14,7 +15,7 @@ from reports.events import LedgerRecord, Problem, Replayed
 from reproducers import store
 from reproducers.case_file import FoundOn
 from reproducers.flatten import ScriptError
-from reproducers.ledger import KNOWN, Ledger
+from reproducers.ledger import KNOWN, Ledger, LedgerError
 from reproducers.replay import replay, verify_fix
 
 
@@ -44,8 +45,12 @@ class SavedFaultStore:
         """The ledger as it speaks of a release.
 
         Raises:
-            LedgerError: When it cannot be read.
+            LedgerUnusable: When it cannot be read.
         """
+        try:
+            entries = Ledger.load(self.known).entries
+        except LedgerError as error:
+            raise LedgerUnusable(str(error)) from error
         return tuple(
             LedgerRecord(
                 id=entry.id,
@@ -53,7 +58,7 @@ class SavedFaultStore:
                 summary=entry.summary,
                 expected=entry.expected(version),
             )
-            for entry in Ledger.load(self.known).entries
+            for entry in entries
         )
 
     def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:

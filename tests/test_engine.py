@@ -247,6 +247,47 @@ def test_a_tree_that_is_not_there_exits_2(home: Home, tmp_path: Path) -> None:
     assert "nothing" in done.stdout + done.stderr
 
 
+def test_a_tree_without_the_function_under_test_proves_nothing(
+    home: Home, broken: Path, tmp_path: Path
+) -> None:
+    assert home.run(broken, *QUICK).returncode == 0
+    renamed = write_tree(tmp_path / "renamed", cdiv=GOOD.replace("cdiv", "ceil_div"))
+    done = home.run(renamed, *QUICK)
+    assert done.returncode == 2, done.stdout
+    assert "nothing ran" in done.stdout
+    assert "absent in this tree: toy: vllm.utils.math_utils has no cdiv" in done.stdout
+
+
+def test_a_control_that_does_not_fit_the_tree_is_told_as_missed(
+    home: Home, tmp_path: Path
+) -> None:
+    rewritten = "def cdiv(a, b):\n    return (a + b - 1) // b\n"
+    done = home.run(write_tree(tmp_path / "rewritten", cdiv=rewritten), *QUICK)
+    assert done.returncode == 2, done.stdout
+    (control,) = (c for c in report_of(home)["controls"] if c["name"] == "toy")
+    assert control["outcome"] == "not found"
+    assert "toy: rounds down: cannot be planted" in control["message"]
+    assert "EditError" not in done.stdout
+
+
+def test_a_ledger_that_cannot_be_read_exits_2(home: Home, good: Path) -> None:
+    home.environment()
+    home.ledger.write_text("finding = 3\n")
+    done = home.run(good, *QUICK)
+    assert done.returncode == 2
+    assert "must hold [[finding]] tables only" in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+def test_reports_that_cannot_be_written_exit_2(home: Home, good: Path) -> None:
+    home.folder.mkdir(parents=True)
+    home.reports.write_text("not a folder")
+    done = home.run(good, *QUICK)
+    assert done.returncode == 2
+    assert "KVFUZZ_REPORTS names a folder" in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
 def test_soak_ends_when_its_time_is_over(home: Home, good: Path) -> None:
     started = time.monotonic()
     done = home.run(good, "--profile", "soak", "--minutes", "0.05", "--cases", "320")

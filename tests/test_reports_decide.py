@@ -301,6 +301,18 @@ def test_a_replay_alone_is_something() -> None:
     assert decision_of(replayed("FIXED"), start=start, whole=False).exit == 0
 
 
+def test_a_tree_that_lacks_all_that_was_selected_is_2() -> None:
+    start = started(properties=(), shards=(), controls=(), replays=(FAULT,))
+    decision = decision_of(
+        Absent(target="page_size", reason="no such function"),
+        replayed("NOT_APPLICABLE"),
+        start=start,
+        whole=False,
+    )
+    assert decision.exit == 2
+    assert texts(decision) == ["nothing ran: no case of any property, no saved fault"]
+
+
 def test_a_new_finding_wins_and_the_other_reasons_are_listed() -> None:
     decision = decision_of(found(), control("canary", found=False), finished=False)
     assert decision.exit == 1
