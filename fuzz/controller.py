@@ -13,7 +13,7 @@ from rich.console import Console
 from fuzz.campaign import Run, Saved, Worker
 from fuzz.description import run_started
 from fuzz.progress import Watcher
-from fuzz.rooms import Rooms
+from fuzz.rooms import Rooms, RoomsError
 from fuzz.search import Fault
 from reports import store
 from reports.decide import Decision, decide
@@ -74,15 +74,18 @@ class Controller:
         if self._described:
             return
         self._described = True
-        self._log.write(
-            run_started(
+        try:
+            event = run_started(
                 self._run,
                 node_ids=node_ids,
                 ledger=self._saved.ledger(self._run.tree.version),
                 num_shards=self._config.getoption("--num-shards"),
                 shard_id=self._config.getoption("--shard-id"),
             )
-        )
+        except RoomsError as error:
+            self._log.write(Problem(where="targets", message=str(error)))
+            pytest.exit(f"kvfuzz: {error}", returncode=2)
+        self._log.write(event)
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             self._watcher = Watcher(self._run.folder, out=_terminal(reporter))
@@ -115,7 +118,7 @@ class Controller:
         self.describe(ids)
 
     def pytest_report_teststatus(
-        self, report: pytest.TestReport
+        self, report: pytest.TestReport | pytest.CollectReport
     ) -> tuple[str, str, str] | None:
         """No letters for shards, the watcher shows more; findings are no failures."""
         told = report.when == "call" or report.outcome != "passed"
@@ -156,7 +159,10 @@ class Controller:
         render(report, decision, Console(file=_terminal(terminalreporter)))
 
 
-def _is_finding(report: pytest.TestReport) -> bool:
+def _is_finding(report: pytest.TestReport | pytest.CollectReport) -> bool:
+    # The last screen asks for the status of files that could not be collected as well.
+    if isinstance(report, pytest.CollectReport):
+        return False
     return FINDING in map(tuple, report.user_properties)
 
 

@@ -167,13 +167,23 @@ def _attributes(module: ModuleType, names: tuple[str, ...]) -> tuple[Any, ...]:
     return tuple(getattr(module, name) for name in names)
 
 
+def _imported(name: str) -> ModuleType:
+    """A target's module that imports no vLLM; it may be a user's, and unfinished."""
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise RoomsError(
+            f"module {name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
 def value_types(name: str) -> tuple[type[Any], type[Any]]:
     """A target's case and observation types; imports its invariants only.
 
     Raises:
         RoomsError: When there is no such target, or its file lacks them.
     """
-    module = importlib.import_module(f"invariants.{check_name(name)}")
+    module = _imported(f"invariants.{check_name(name)}")
     case, observation = _attributes(module, ("Case", "Observation"))
     return case, observation
 
@@ -185,8 +195,8 @@ def load(name: str) -> Rooms:
         RoomsError: When there is no such target, or a file of it lacks something.
     """
     case, observation = value_types(name)
-    laws = importlib.import_module(f"invariants.{name}")
-    drawing = importlib.import_module(f"strategies.{name}")
+    laws = _imported(f"invariants.{name}")
+    drawing = _imported(f"strategies.{name}")
     catalogue, judge = _attributes(laws, ("INVARIANTS", "judge"))
     (cases,) = _attributes(drawing, ("cases",))
     strays = [law.id for law in catalogue if law.target != name]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.toy_tree import BROKEN, GOOD, ROOT, Home, write_tree
+from tests.toy_tree import BROKEN, GOOD, ROOT, TARGETS, Home, write_tree
 
 QUICK = ("--cases", "120", "--seed", "1")
 
@@ -268,6 +269,37 @@ def test_a_control_that_does_not_fit_the_tree_is_told_as_missed(
     assert control["outcome"] == "not found"
     assert "toy: rounds down: cannot be planted" in control["message"]
     assert "EditError" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("fuzz/test_toy.py", "SyntaxError"),
+        ("invariants/toy.py", "module invariants.toy cannot be imported: SyntaxError"),
+        ("strategies/toy.py", "module strategies.toy cannot be imported: SyntaxError"),
+    ],
+)
+def test_a_target_of_ones_own_that_is_not_python_exits_2(
+    home: Home, good: Path, tmp_path: Path, file: str, told: str
+) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(TARGETS, own)
+    (own / file).write_text("def (\n")
+    command = [
+        str(own) if each == str(TARGETS) else each for each in home.command(good)
+    ]
+    done = subprocess.run(
+        command,
+        env=home.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert told in done.stdout
+    assert "INTERNALERROR" not in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def test_a_ledger_that_cannot_be_read_exits_2(home: Home, good: Path) -> None:
