@@ -27,10 +27,13 @@ $(VENV)/.locked: requirements.lock
 	"install one of them or run make PYTHON=/path/to/python3.11" % v[:3])'
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing requirements.lock into $(VENV) (torch is large: some minutes, once)"
 	$(PY) -m pip install --quiet --no-deps -r requirements.lock
-	@$(PY) -c 'import torch' || { echo "torch cannot be imported: the package index" \
-	"serves its CUDA build as torch 2.13.0. Let pip find the CPU build (its index in" \
-	"PIP_EXTRA_INDEX_URL or its wheel in PIP_FIND_LINKS) and run make again"; exit 1; }
+	@$(PY) -c 'import torch' 2>/dev/null || { \
+	echo "torch came as a CUDA build: installing the libraries it needs, some GB" \
+	"(PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS can offer pip the smaller CPU build)"; \
+	$(PY) -m pip install --quiet -c requirements.lock \
+	"$$(grep '^torch==' requirements.lock)"; $(PY) -c 'import torch'; }
 	touch $@
 
 $(STAMP): $(VENV)/.locked pyproject.toml
@@ -40,7 +43,6 @@ $(STAMP): $(VENV)/.locked pyproject.toml
 # The report is shown whatever pytest said, and pytest's exit status is kept: 0 green,
 # 1 findings, 2 could not tell (make itself turns any failure into its own status 2).
 fuzz: $(STAMP)
-	$(PY) -m fuzz.trees fetch
 	@status=0; $(PY) -m pytest fuzz/ -n auto $(ARGS) || status=$$?; \
 	$(PY) -m reports show; exit $$status
 
