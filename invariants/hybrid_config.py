@@ -87,7 +87,8 @@ class Deployment:
         block_outermost: Whether backends declare only layouts with the block
             outermost; releases without such layouts ignore it.
         spare_blocks: Blocks of memory beyond (below) what one request of
-            `max_model_len` tokens needs, the null block not counted.
+            `max_model_len` tokens needs, the null block not counted; of two pipeline
+            stages, one has some blocks more.
         spare_bytes: Bytes beyond (below) a whole number of blocks.
     """
 
@@ -164,7 +165,7 @@ def built_faults(config: HybridConfig, layers: tuple[SeenLayer, ...]) -> list[Fa
     faults = []
     for number, layer in enumerate(layers):
         if layer.spec.mamba is not None:
-            wrong = _state_unlike(config, layer.spec.mamba)
+            wrong = _state_unlike(config, layer.spec, layer.spec.mamba)
         else:
             wrong = _attention_unlike(config, number, layer.spec)
         if wrong:
@@ -206,7 +207,9 @@ def _attention_unlike(config: HybridConfig, number: int, spec: LayerSpec) -> str
     return None
 
 
-def _state_unlike(config: HybridConfig, state: MambaState) -> str | None:
+def _state_unlike(
+    config: HybridConfig, spec: LayerSpec, state: MambaState
+) -> str | None:
     target, served = config.target, config.deployment
     ranks, drafted = served.tensor_parallel, served.num_speculative_tokens
     channels = target.state_heads * target.state_head_size
@@ -220,6 +223,24 @@ def _state_unlike(config: HybridConfig, state: MambaState) -> str | None:
             f"states of {sizes} elements where the model has {convolution} and "
             f"{recurrent}"
         )
+    # The convolution's state has the model's dtype, and so has the recurrent one where
+    # `auto` leaves it to the release (`_mamba_state_dtype` of mamba_utils.py, 0.20.1).
+    recurrent_dtype = target.dtype if target.state_dtype == "auto" else "float32"
+    if state.dtypes != (target.dtype, recurrent_dtype):
+        return (
+            f"states of {state.dtypes} where the model has {target.dtype} and "
+            f"{recurrent_dtype}"
+        )
     if state.num_speculative_blocks != drafted:
         return f"{state.num_speculative_blocks} blocks for {drafted} drafted tokens"
+    # Without prefix caching a request has one running state, whatever its length; with
+    # it, a release that lacks a mode uses `align` (models/config.py, 0.20.1).
+    asked = served.mamba_cache_mode
+    if state.cache_mode not in ({asked} if asked == "none" else {asked, "align"}):
+        return f"cache mode {state.cache_mode} where {asked} was asked for"
+    if asked == "none" and spec.block_size != served.max_model_len:
+        return (
+            f"blocks of {spec.block_size} tokens without prefix caching, where a "
+            f"request has at most {served.max_model_len}"
+        )
     return None

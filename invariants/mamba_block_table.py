@@ -61,7 +61,7 @@ INVARIANTS: tuple[Invariant, ...] = (
         id="GDN-TABLE-IDENTITY",
         target=TARGET,
         statement="Without aligned windows (modes none and all) the result is the "
-        "table itself.",
+        "table as it was given, int32 entry by entry.",
         severity="corruption",
         wired=("mode none",),
         contract=("mode none",),
@@ -245,7 +245,7 @@ def _mutated(case: Case, call: WindowCall, site: str) -> list[Violation]:
 
 def _judged_identity(case: Case, call: WindowCall) -> _Found:
     judged = frozenset({"GDN-TABLE-IDENTITY"})
-    if not isinstance(call.result, Raised) and call.result == call.table:
+    if call.result == call.table and call.result_dtype == "int32":
         return _Found(judged=judged, violations=())
     raised = call.result if isinstance(call.result, Raised) else None
     broken = _violation(
@@ -254,7 +254,8 @@ def _judged_identity(case: Case, call: WindowCall) -> _Found:
         site=WINDOW_SITE,
         message=f"mode {case.mode}: {raised.type}: {raised.message}"
         if raised
-        else f"mode {case.mode}: the result is not the table that was given",
+        else f"mode {case.mode}: the {call.result_dtype} result of shape "
+        f"{call.result_shape} is not the int32 table that was given",
         evidence={"columns": _columns(call)},
         exception=raised.type if raised else "",
     )

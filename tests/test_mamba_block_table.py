@@ -125,6 +125,8 @@ def test_other_modes_hand_the_table_through() -> None:
     through = replace(CONTRACT, mode="none")
     assert broken(through, result=CALL.table) == []
     assert broken(through) == ["GDN-TABLE-IDENTITY"]
+    wide = {"result": CALL.table, "result_dtype": "int64"}
+    assert broken(through, **wide) == ["GDN-TABLE-IDENTITY"]
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,8 @@ DEPLOYMENT = Deployment(
     spare_bytes=0,
 )
 CONFIG = HybridConfig(target=TARGET, drafter=None, deployment=DEPLOYMENT)
-ALIGNED_STATE = replace(STATE, page_size_padded=8192)
+# Without prefix caching its block is the whole request.
+ALIGNED_STATE = replace(STATE, block_size=33, page_size_padded=8192)
 LAYERS = (layer("a", ALIGNED_STATE), layer("b", FULL))
 
 
@@ -315,7 +316,10 @@ def test_each_wrong_grouping_breaks_its_law(
 
 def test_a_plan_that_serves_no_request_breaks_its_law() -> None:
     served = replace(DEPLOYMENT, max_model_len=16 * 3 + 1)
-    assert broken(PLAN, replace(CONFIG, deployment=served)) == {"PAGE-SERVES"}
+    state = layer("a", replace(ALIGNED_STATE, block_size=served.max_model_len))
+    layers = (state, LAYERS[1])
+    plan = replace(PLAN, layers=layers, groups=((state,), (LAYERS[1],)))
+    assert broken(plan, replace(CONFIG, deployment=served)) == {"PAGE-SERVES"}
 
 
 def test_layers_that_are_not_the_configured_ones_break_their_law() -> None:
@@ -323,6 +327,13 @@ def test_layers_that_are_not_the_configured_ones_break_their_law() -> None:
     assert broken(PLAN, replace(CONFIG, target=wide)) == {"PAGE-BUILT"}
     deep = replace(TARGET, state_heads=4, state_key_heads=2)
     assert broken(PLAN, replace(CONFIG, target=deep)) == {"PAGE-BUILT"}
+    half = replace(TARGET, state_dtype="auto")
+    assert broken(PLAN, replace(CONFIG, target=half)) == {"PAGE-BUILT"}
+    for served in (
+        replace(DEPLOYMENT, mamba_cache_mode="align"),
+        replace(DEPLOYMENT, max_model_len=32),
+    ):
+        assert broken(PLAN, replace(CONFIG, deployment=served)) == {"PAGE-BUILT"}
 
 
 @pytest.mark.parametrize(

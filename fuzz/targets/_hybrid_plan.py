@@ -26,6 +26,8 @@ from invariants.page_plan import (
 from invariants.specs import SeenLayer
 
 Groups = tuple[tuple[SeenLayer, ...], ...]
+# What one of two pipeline stages has more than the other.
+RICHER_BLOCKS = 5
 
 
 class _Progress:
@@ -164,15 +166,22 @@ def _allocated_groups(configs: list[Any]) -> Groups:
 
 
 def _budget(progress: _Progress, served: Deployment) -> tuple[int, ...]:
-    """Bytes for each worker: one request's blocks, more or fewer, and some bytes."""
+    """Bytes for each worker: one request's blocks, more or fewer, and some bytes.
+
+    Of two stages one has more blocks, the first or the last by turns, for all workers
+    must plan with what the poorest has.
+    """
     blocks = blocks_needed(progress.groups, served, at_most=False)
+    blocks += served.spare_blocks
+    richer = served.spare_blocks % 2 if len(progress.stages) > 1 else None
     return tuple(
         max(
             0,
-            (blocks + served.spare_blocks) * bytes_per_block(progress.groups, names)
+            (blocks + (RICHER_BLOCKS if stage == richer else 0))
+            * bytes_per_block(progress.groups, names)
             + served.spare_bytes,
         )
-        for names in progress.stages
+        for stage, names in enumerate(progress.stages)
     )
 
 

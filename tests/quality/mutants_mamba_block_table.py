@@ -68,6 +68,21 @@ WRITTEN: tuple[Mutant, ...] = (
         size=260,
     ),
     Mutant(
+        name="widened table: mode none hands out 64-bit ids",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=BACKENDS,
+                function=WINDOW,
+                old="return block_table\n",
+                new="return block_table.long()\n",
+            ),
+        ),
+        invariants=("GDN-TABLE-IDENTITY",),
+        cases=100,
+        size=260,
+    ),
+    Mutant(
         name="stale row: every request gets the first row's window",
         origin="contract",
         edits=(

@@ -127,6 +127,35 @@ WRITTEN: tuple[Mutant, ...] = (
         size=1200,
     ),
     Mutant(
+        name="plans every stage with what the richest has",
+        origin="wired",
+        edits=(
+            _edit(
+                "get_kv_cache_configs",
+                "min_num_blocks = min(",
+                "min_num_blocks = max(",
+            ),
+        ),
+        invariants=("PAGE-MEMORY", "PAGE-BLOCKS"),
+        cases=200,
+        size=1200,
+    ),
+    Mutant(
+        name="keeps every state in bfloat16",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=("vllm.model_executor.layers.mamba.abstract",),
+                function="MambaBase.get_kv_cache_spec",
+                old="dtypes=self.get_state_dtype()",
+                new="dtypes=(__import__('torch').bfloat16,) * 2",
+            ),
+        ),
+        invariants=("PAGE-BUILT",),
+        cases=100,
+        size=1200,
+    ),
+    Mutant(
         name="lets pages of one group overlap",
         origin="wired",
         edits=(
