@@ -242,12 +242,15 @@ def read_events(folder: Path) -> Iterator[Event]:
     any other line that cannot be read becomes a `Problem`, so that it is not lost.
     """
     for path in sorted(folder.glob("*.jsonl")):
+        if not path.is_file():
+            yield Problem(where=path.name, message="not a file of events")
+            continue
         content = path.read_bytes()
         complete, _, _ = content.rpartition(b"\n")
         for number, line in enumerate(complete.splitlines(), start=1):
             try:
                 yield msgspec.json.decode(line, type=Event)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 yield Problem(
                     where=f"{path.name}:{number}",
                     message=f"not an event of format {FORMAT_VERSION}: {error}",

@@ -165,9 +165,17 @@ def _decoded(path: Path) -> Report:
             f"reads {FORMAT_VERSION}: use the revision that wrote it"
         )
     try:
-        return msgspec.json.decode(content, type=Report)
+        report = msgspec.json.decode(content, type=Report)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ReportError(f"{path} is damaged: {error}") from error
+    known = {each.id for each in report.findings if each.standing != "new"}
+    strays = known - {each.id for each in report.ledger}
+    if strays:
+        raise ReportError(
+            f"{path} is damaged: its ledger does not know {', '.join(sorted(strays))}, "
+            "which it calls known"
+        )
+    return report
 
 
 class _Stamp(msgspec.Struct, frozen=True, kw_only=True):

@@ -290,3 +290,29 @@ def test_the_document_is_frozen() -> None:
     report: Report = fold([])
     with pytest.raises(AttributeError):
         report.seed = 3  # type: ignore[misc]
+
+
+def test_a_line_nested_too_deep_is_a_problem() -> None:
+    folder = write(new_run_folder(), a_run())
+    line = b'{"event":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    (folder / "events-a.jsonl").write_bytes(line)
+    (problem,) = load(folder).problems
+    assert problem.where == "events-a.jsonl:1"
+
+
+def test_what_is_no_file_of_events_is_a_problem() -> None:
+    folder = write(new_run_folder(), a_run())
+    (folder / "events-a.jsonl").symlink_to(folder / "nowhere")
+    (folder / "events-b.jsonl").mkdir()
+    problems = load(folder).problems
+    assert {each.where for each in problems} == {"events-a.jsonl", "events-b.jsonl"}
+
+
+def test_a_report_that_calls_a_finding_known_without_a_ledger_is_damaged() -> None:
+    folder = new_run_folder()
+    write(folder, a_run(found()))
+    finish(folder)
+    path = folder / "report.json"
+    path.write_text(path.read_text().replace('"new"', '"known"'))
+    with pytest.raises(ReportError, match=f"does not know {FAULT}"):
+        load(folder)
