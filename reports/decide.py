@@ -49,8 +49,9 @@ def decide(report: Report, *, strict: bool, whole: bool = False) -> Decision:
     Args:
         report: Any report, an unfinished one too.
         strict: Whether findings under contract origin break as wired ones do.
-        whole: Whether every part must be there, as a gate wants: each row run, all
-            machines' shards, a control, each ledger entry of this tree replayed. A
+        whole: Whether every part must be there, as a gate wants: each target in the
+            tree, each row run, all machines' shards, a control, each ledger entry of
+            this tree replayed. A
             person who selects one property, or one of several machines, does not.
     """
     reasons = (
@@ -197,6 +198,12 @@ def _parts_missing(report: Report) -> Iterator[Reason]:
             unrun[name] = unrun.get(name, 0) + 1
     for name, rows in unrun.items():
         yield _untold(f"not run: {name} ({counted(rows, 'row')}) was not selected")
+    for absence in report.absences:
+        # A change that renames what is tested must not pass for want of a test.
+        yield _untold(
+            f"absent in this tree: {absence.target}: {absence.reason}; find its new "
+            "place in the target, or leave the target out of the run"
+        )
     if report.machines and not report.controls:
         yield _untold("no control was looked for: nothing shows that faults are found")
     told = {each.id for each in report.replays} | {each.id for each in report.findings}
@@ -213,8 +220,9 @@ def _notes(report: Report, *, strict: bool, whole: bool) -> Iterator[str]:
     for finding in report.findings:
         if finding.standing != "known" and not breaks(finding, strict=strict):
             yield f"reported, breaks only with --strict: {_named(finding)}"
-    for absence in report.absences:
-        yield f"absent in this tree: {absence.target}: {absence.reason}"
+    if not whole:
+        for absence in report.absences:
+            yield f"absent in this tree: {absence.target}: {absence.reason}"
     for replay in report.replays:
         if replay.expected == "unknown" and replay.outcome in {"REPRODUCED", "FIXED"}:
             fate = "fails" if replay.outcome == "REPRODUCED" else "does not fail"

@@ -370,7 +370,7 @@ def test_a_gate_wants_every_affected_ledger_entry_replayed(
 
 
 @pytest.mark.parametrize("told", [True, False])
-def test_an_absent_target_is_a_note_even_for_a_gate(*, told: bool) -> None:
+def test_an_absent_target_is_a_note_but_not_for_a_gate(*, told: bool) -> None:
     lacking = tuple(name for name in SHARDS if name.startswith("page_size"))
     empty = [shard_finished(name, cases=0, labels={}) for name in lacking if told]
     events = a_run(
@@ -379,9 +379,12 @@ def test_an_absent_target_is_a_note_even_for_a_gate(*, told: bool) -> None:
         without_shards=lacking,
     )
     events = [event for event in events if event != control("page_size")]
-    decision = decide(fold(events), strict=False, whole=True)
+    decision = decide(fold(events), strict=False)
     assert decision.exit == 0
     assert decision.notes == ("absent in this tree: page_size: no such function",)
+    gate = decide(fold(events), strict=False, whole=True)
+    assert gate.exit == 2
+    assert "absent in this tree: page_size" in gate.reasons[0].text
 
 
 def test_workers_that_started_are_not_something_that_ran() -> None:
