@@ -483,7 +483,8 @@ class Deployment:
         block_outermost: Whether backends declare only layouts with the block
             outermost; releases without such layouts ignore it.
         spare_blocks: Blocks of memory beyond (below) what one request of
-            `max_model_len` tokens needs, the null block not counted.
+            `max_model_len` tokens needs, the null block not counted; of two pipeline
+            stages, one has some blocks more.
         spare_bytes: Bytes beyond (below) a whole number of blocks.
     """
 
@@ -560,7 +561,7 @@ def built_faults(config: HybridConfig, layers: tuple[SeenLayer, ...]) -> list[Fa
     faults = []
     for number, layer in enumerate(layers):
         if layer.spec.mamba is not None:
-            wrong = _state_unlike(config, layer.spec.mamba)
+            wrong = _state_unlike(config, layer.spec, layer.spec.mamba)
         else:
             wrong = _attention_unlike(config, number, layer.spec)
         if wrong:
@@ -602,7 +603,9 @@ def _attention_unlike(config: HybridConfig, number: int, spec: LayerSpec) -> str
     return None
 
 
-def _state_unlike(config: HybridConfig, state: MambaState) -> str | None:
+def _state_unlike(
+    config: HybridConfig, spec: LayerSpec, state: MambaState
+) -> str | None:
     target, served = config.target, config.deployment
     ranks, drafted = served.tensor_parallel, served.num_speculative_tokens
     channels = target.state_heads * target.state_head_size
@@ -616,8 +619,26 @@ def _state_unlike(config: HybridConfig, state: MambaState) -> str | None:
             f"states of {sizes} elements where the model has {convolution} and "
             f"{recurrent}"
         )
+    # The convolution's state has the model's dtype, and so has the recurrent one where
+    # `auto` leaves it to the release (`_mamba_state_dtype` of mamba_utils.py, 0.20.1).
+    recurrent_dtype = target.dtype if target.state_dtype == "auto" else "float32"
+    if state.dtypes != (target.dtype, recurrent_dtype):
+        return (
+            f"states of {state.dtypes} where the model has {target.dtype} and "
+            f"{recurrent_dtype}"
+        )
     if state.num_speculative_blocks != drafted:
         return f"{state.num_speculative_blocks} blocks for {drafted} drafted tokens"
+    # Without prefix caching a request has one running state, whatever its length; with
+    # it, a release that lacks a mode uses `align` (models/config.py, 0.20.1).
+    asked = served.mamba_cache_mode
+    if state.cache_mode not in ({asked} if asked == "none" else {asked, "align"}):
+        return f"cache mode {state.cache_mode} where {asked} was asked for"
+    if asked == "none" and spec.block_size != served.max_model_len:
+        return (
+            f"blocks of {spec.block_size} tokens without prefix caching, where a "
+            f"request has at most {served.max_model_len}"
+        )
     return None
 
 # ----------------------------------------------------------------------------
@@ -3106,6 +3127,8 @@ from itertools import pairwise
 from typing import Any
 
 Groups = tuple[tuple[SeenLayer, ...], ...]
+# What one of two pipeline stages has more than the other.
+RICHER_BLOCKS = 5
 
 
 class _Progress:
@@ -3244,15 +3267,22 @@ def _allocated_groups(configs: list[Any]) -> Groups:
 
 
 def _budget(progress: _Progress, served: Deployment) -> tuple[int, ...]:
-    """Bytes for each worker: one request's blocks, more or fewer, and some bytes."""
+    """Bytes for each worker: one request's blocks, more or fewer, and some bytes.
+
+    Of two stages one has more blocks, the first or the last by turns, for all workers
+    must plan with what the poorest has.
+    """
     blocks = blocks_needed(progress.groups, served, at_most=False)
+    blocks += served.spare_blocks
+    richer = served.spare_blocks % 2 if len(progress.stages) > 1 else None
     return tuple(
         max(
             0,
-            (blocks + served.spare_blocks) * bytes_per_block(progress.groups, names)
+            (blocks + (RICHER_BLOCKS if stage == richer else 0))
+            * bytes_per_block(progress.groups, names)
             + served.spare_bytes,
         )
-        for names in progress.stages
+        for stage, names in enumerate(progress.stages)
     )
 
 
