@@ -325,31 +325,42 @@ def _finished(shard: str, results: list[SearchResult]) -> ShardFinished:
 
 
 def find_controls(worker: Worker, target: str) -> bool:
-    """Look for every planted fault of a target; a run that misses one is void."""
+    """Look for every planted fault of a target; a run that misses one is void.
+
+    A plant that does not fit the tree, whose line somebody has changed, is passed over
+    as long as another one fits.
+    """
     try:
         rooms = worker.present(target)
     except TargetAbsent as error:
         worker.write(Absent(target=target, reason=str(error)))
         return True
     controls: tuple[Control, ...] = rooms_module.target_module(target).CONTROLS
-    spent, missed = 0, []
+    spent, planted = 0, 0
+    missed: list[str] = []
+    unfit: list[str] = []
     for control in controls:
         try:
             result = find_control(worker.executor, rooms, control, seed=worker.run.seed)
         except EditError as error:
-            missed.append(f"{control.name}: cannot be planted: {error}")
+            unfit.append(f"{control.name}: cannot be planted: {error}")
             continue
+        planted += 1
         spent += result.cases
         if not result.faults:
             missed.append(f"{control.name}: not found within {control.cases} cases")
     if not controls:
         missed.append("the target plants none; add one to its CONTROLS")
+    found = planted > 0 and not missed
     worker.write(
         ControlFinished(
-            name=target, found=not missed, cases=spent, message="; ".join(missed)
+            name=target,
+            found=found,
+            cases=spent,
+            message="; ".join((*missed, *unfit)),
         )
     )
-    return not missed
+    return found
 
 
 def find_canary(worker: Worker) -> bool:

@@ -345,3 +345,12 @@ def test_collection_is_free_of_torch_and_vllm() -> None:
     assert "test_control[canary]" in done.stdout
     # Two seconds is the aim on a quiet machine; CI shares its cores.
     assert time.monotonic() - started < 6
+
+
+def test_a_folder_outside_the_repository_joins(good: Path, tmp_path: Path) -> None:
+    mine = Path(shutil.copytree(TARGETS, tmp_path / "mine"))
+    home = Home(folder=tmp_path / "home", targets=mine)
+    done = home.run(good, *QUICK)
+    assert done.returncode == 0, done.stdout
+    row = next(r for r in report_of(home)["rows"] if r["invariant"] == "TOY-BLOCKS")
+    assert (row["verdict"], row["cases"]) == ("held", 120)

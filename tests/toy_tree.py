@@ -30,9 +30,10 @@ def write_tree(folder: Path, *, cdiv: str) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """The places that runs of one test write to."""
+    """The places that runs of one test write to, and the toy's folder of targets."""
 
     folder: Path
+    targets: Path = TARGETS
 
     @property
     def cases(self) -> Path:
@@ -66,7 +67,7 @@ class Home:
         """`pytest fuzz/` on a tree, only the toy's tests and the canary."""
         return [
             *(sys.executable, "-m", "pytest", str(ROOT / "fuzz")),
-            *("-k", "toy or canary or saved", "--targets", str(TARGETS)),
+            *("-k", "toy or canary or saved", "--targets", str(self.targets)),
             *("--vllm", str(tree), "-p", "no:cacheprovider", *options),
         ]
 
