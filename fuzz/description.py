@@ -54,6 +54,7 @@ def run_started(
         python=platform.python_version(),
         platform="cpu",
         command=shlex.join(["pytest", *sys.argv[1:]]),
+        target_folders=tuple(str(each.resolve()) for each in run.target_folders),
         catalogue=catalogue(),
         properties=tuple(sorted(properties)),
         shards=tuple(sorted("/".join(parts) for parts in shards)),

@@ -7,7 +7,7 @@ replayed there leaves the gate without an answer.
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,7 +26,8 @@ class BaseReplay(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-Replayer = Callable[[str, str], BaseReplay]
+# An id, a tree, and the folders of users' own targets.
+Replayer = Callable[[str, str, Sequence[str]], BaseReplay]
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 # FIXED with 1: this fault is gone, and another one shows on its case.
@@ -39,13 +40,19 @@ _EXITS: dict[Outcome, tuple[int, ...]] = {
 
 
 def against_base(
-    decision: Decision, base: str, *, unsaved: frozenset[str], replay: Replayer
+    decision: Decision,
+    base: str,
+    *,
+    target_folders: Sequence[str],
+    unsaved: frozenset[str],
+    replay: Replayer,
 ) -> Decision:
     """The decision of a gate that fails only on what head breaks anew.
 
     Args:
         decision: Of head by itself.
         base: The tree to compare with, as ``--vllm`` names trees.
+        target_folders: Of users' own targets, which a replay of theirs needs.
         unsaved: Ids of findings that have no reproducer to replay.
         replay: Runs a saved fault on a tree; `replay_in_process` does.
     """
@@ -60,7 +67,7 @@ def against_base(
             text = f"{reason.id} was not saved, so it cannot be replayed on {base}"
             reasons.append(Reason(kind="untold", id=reason.id, text=text))
         else:
-            replayed = replay(reason.id, base)
+            replayed = replay(reason.id, base, target_folders)
             if replayed.outcome == "REPRODUCED":
                 notes.append(f"already in base {base}: {reason.text}")
             elif replayed.outcome == "ERRORED":
@@ -75,7 +82,7 @@ def against_base(
     return decided(tuple(reasons), tuple(notes))
 
 
-def replay_in_process(id_: str, tree: str) -> BaseReplay:
+def replay_in_process(id_: str, tree: str, target_folders: Sequence[str]) -> BaseReplay:
     """Run `python -m reproducers replay` in another process and read its answer.
 
     An answer that is missing, unreadable, of another fault, or at odds with the exit
@@ -85,6 +92,8 @@ def replay_in_process(id_: str, tree: str) -> BaseReplay:
         return _errored(id_, "is no id of a saved fault: letters, digits and -")
     command = [sys.executable, "-m", "reproducers", "replay", id_]
     command += ["--vllm", tree, "--json"]
+    for folder in target_folders:
+        command += ["--targets", folder]
     try:
         ended = subprocess.run(
             command,

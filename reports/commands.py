@@ -80,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         "'installed' or a path)",
     )
     gate.add_argument(
+        "--targets",
+        metavar="DIR",
+        action="append",
+        help="for --base: a folder of targets of your own (default: those of the run, "
+        "where they lay on its machine)",
+    )
+    gate.add_argument(
         "--summary", metavar="FILE", type=Path, help="write the summary there as well"
     )
     commands.add_parser("schema", help="print the JSON schema of report.json")
@@ -127,8 +134,15 @@ def _gate(options: argparse.Namespace, replay: Replayer) -> int:
             for each in report.findings
             if not each.saved and "replay" not in each.sources
         }
+        recorded = {
+            folder for each in report.machines for folder in each.target_folders
+        }
         decision = against_base(
-            decision, options.base, unsaved=frozenset(unsaved), replay=replay
+            decision,
+            options.base,
+            target_folders=options.targets or sorted(recorded),
+            unsaved=frozenset(unsaved),
+            replay=replay,
         )
     summary = markdown(report, decision)
     print(summary, end="")

@@ -11,7 +11,7 @@ import msgspec
 from reports.events import Expected, LedgerRecord, Origin, Outcome, TreeRecord
 
 FORMAT: Final = "kvfuzz-report"
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -158,11 +158,16 @@ class Trouble(_Part, frozen=True, kw_only=True):
 
 
 class Machine(_Part, frozen=True, kw_only=True):
-    """One machine's share of the run, and what it ran with."""
+    """One machine's share of the run, and what it ran with.
+
+    Attributes:
+        target_folders: Folders of users' own targets (``--targets``), absolute.
+    """
 
     run: str
     shard_id: Count
     command: str
+    target_folders: tuple[str, ...]
     python: str
     torch: str
     triton: str
@@ -205,7 +210,7 @@ class Report(_Part, frozen=True, kw_only=True):
     """
 
     format: Literal["kvfuzz-report"]
-    format_version: Literal[1]
+    format_version: Literal[2]
     profile: str | None
     seed: int | None
     strict: bool

@@ -65,6 +65,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run-started"):
         shards: ``target/origin/index`` of each shard this machine is to run.
         replays: Ids of the saved faults to be replayed.
         controls: Names of the controls to be found.
+        target_folders: Folders of users' own targets, absolute.
         labels_min: How often each needed label must have been seen.
     """
 
@@ -83,6 +84,7 @@ class RunStarted(_Event, frozen=True, kw_only=True, tag="run-started"):
     python: str
     platform: str
     command: str
+    target_folders: tuple[str, ...] = ()
     catalogue: tuple[CatalogueEntry, ...]
     properties: tuple[str, ...]
     shards: tuple[str, ...]

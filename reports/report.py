@@ -102,6 +102,7 @@ def _machine(start: RunStarted) -> Machine:
         run=start.run,
         shard_id=start.shard_id,
         command=start.command,
+        target_folders=start.target_folders,
         python=start.python,
         torch=start.torch,
         triton=start.triton,

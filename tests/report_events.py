@@ -93,6 +93,7 @@ def started(
     controls: tuple[str, ...] = ("canary", "page_size"),
     ledger: tuple[LedgerRecord, ...] = (),
     command: str = "pytest fuzz/ -n 2",
+    target_folders: tuple[str, ...] = (),
 ) -> RunStarted:
     """The first event of a run."""
     return RunStarted(
@@ -111,6 +112,7 @@ def started(
         python="3.11.9",
         platform="cpu",
         command=command,
+        target_folders=target_folders,
         catalogue=catalogue,
         properties=properties,
         shards=shards,

@@ -143,6 +143,24 @@ def test_a_fault_of_the_ledger_is_no_news_until_it_is_gone(
     assert "promote" in promoted.stdout
 
 
+def test_a_gate_replays_a_target_of_ones_own_on_the_base(
+    home: Home, good: Path, broken: Path
+) -> None:
+    home.run(broken, *QUICK, "--strict")
+    (finding,) = report_of(home)["findings"]
+    for base, told in ((good, "not in base"), (broken, "already in base")):
+        gate = subprocess.run(
+            [sys.executable, "-m", "reports", "gate", "--base", str(base)],
+            env=home.environment(),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        lines = [line for line in gate.stdout.splitlines() if told in line]
+        assert finding["id"] in "".join(lines), gate.stdout + gate.stderr
+
+
 def test_shards_of_several_machines_merge_to_the_whole(
     tmp_path: Path, broken: Path
 ) -> None:

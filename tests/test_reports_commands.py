@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -45,7 +46,7 @@ def a_report(*events: Event) -> Path:
     return folder
 
 
-def never(id_: str, tree: str) -> BaseReplay:
+def never(id_: str, tree: str, _folders: Sequence[str]) -> BaseReplay:
     raise AssertionError(f"replayed {id_} on {tree}")
 
 
@@ -171,9 +172,11 @@ class Base:
     def __init__(self, outcome: Outcome) -> None:
         self._outcome: Outcome = outcome
         self.asked: list[tuple[str, str]] = []
+        self.folders: list[str] = []
 
-    def __call__(self, id_: str, tree: str) -> BaseReplay:
+    def __call__(self, id_: str, tree: str, folders: Sequence[str]) -> BaseReplay:
         self.asked.append((id_, tree))
+        self.folders += folders
         return BaseReplay(id=id_, outcome=self._outcome, message="no module")
 
 
@@ -187,6 +190,18 @@ def test_a_finding_that_base_has_too_does_not_break(
     out = capsys.readouterr().out
     assert out.startswith("## kvfuzz passed")
     assert f"- already in base 0.20.1: new finding: {FAULT}" in out
+
+
+def test_the_base_is_asked_with_the_run_s_own_targets() -> None:
+    start = started(target_folders=("/own/targets",))
+    write(new_run_folder(), a_run(found(), start=start))
+    on_base = Base("REPRODUCED")
+    assert main(["gate", "--base", "0.20.1"], replay=on_base) == 0
+    assert on_base.folders == ["/own/targets"]
+    moved = Base("REPRODUCED")
+    command = ["gate", "--base", "0.20.1", "--targets", "here", "--targets", "there"]
+    assert main(command, replay=moved) == 0
+    assert moved.folders == ["here", "there"]
 
 
 @pytest.mark.parametrize("outcome", ["FIXED", "NOT_APPLICABLE"])
@@ -266,9 +281,10 @@ def test_the_base_is_asked_by_a_command_and_its_line_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     commands = answering(monkeypatch, f"noise\n{line('REPRODUCED')}\n", 1)
-    answer = replay_in_process(FAULT, "0.20.1")
+    answer = replay_in_process(FAULT, "0.20.1", ["a b", "/c"])
     assert answer == BaseReplay(id=FAULT, outcome="REPRODUCED", message="m")
     expected = ["-m", "reproducers", "replay", FAULT, "--vllm", "0.20.1", "--json"]
+    expected += ["--targets", "a b", "--targets", "/c"]
     assert commands == [[sys.executable, *expected]]
 
 
@@ -288,7 +304,7 @@ def test_an_answer_that_proves_nothing_is_an_error(
     monkeypatch: pytest.MonkeyPatch, out: str, code: int, message: str
 ) -> None:
     answering(monkeypatch, out, code, "first\nTraceback: it broke\n")
-    answer = replay_in_process(FAULT, "0.20.1")
+    answer = replay_in_process(FAULT, "0.20.1", ())
     assert answer.outcome == "ERRORED"
     assert message in answer.message
 
@@ -297,7 +313,7 @@ def test_a_fault_that_is_gone_where_another_shows_is_fixed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answering(monkeypatch, line("FIXED"), 1)
-    assert replay_in_process(FAULT, "0.20.1").outcome == "FIXED"
+    assert replay_in_process(FAULT, "0.20.1", ()).outcome == "FIXED"
 
 
 def test_an_id_that_is_an_option_is_not_passed_on(
@@ -305,7 +321,7 @@ def test_an_id_that_is_an_option_is_not_passed_on(
 ) -> None:
     commands = answering(monkeypatch, "", 0)
     for id_ in ("--all", "../x", "a b", ""):
-        assert "is no id of a saved fault" in replay_in_process(id_, "x").message
+        assert "is no id of a saved fault" in replay_in_process(id_, "x", ()).message
     assert commands == []
 
 
@@ -316,7 +332,7 @@ def test_a_base_that_never_answers_is_an_error(
         raise subprocess.TimeoutExpired(command, 1800)
 
     monkeypatch.setattr("reports.base.subprocess.run", run)
-    answer = replay_in_process(FAULT, "0.20.1")
+    answer = replay_in_process(FAULT, "0.20.1", ())
     assert (answer.outcome, answer.message) == ("ERRORED", "no answer within 1800 s")
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from reports import store
-from reports.document import Report
+from reports.document import FORMAT_VERSION, Report
 from reports.events import Event, RunFinished, WorkerStarted
 from reports.report import fold
 from reports.store import ReportError, finish, load, located, merge, new_run_folder
@@ -182,9 +182,10 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_future_version_is_refused(tmp_path: Path) -> None:
-    content = msgspec.json.encode({**document(), "format_version": 2})
+    content = msgspec.json.encode({**document(), "format_version": FORMAT_VERSION + 1})
     message = refusal(tmp_path / "report.json", content)
-    assert "has format version 2, and this revision reads 1" in message
+    future, ours = FORMAT_VERSION + 1, FORMAT_VERSION
+    assert f"has format version {future}, and this revision reads {ours}" in message
 
 
 def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
