@@ -41,7 +41,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The tree is activated."""
+    """The tree is activated, or a target imported for a trial."""
 
 
 class Forked(msgspec.Struct, frozen=True, kw_only=True, tag="forked"):
@@ -75,9 +75,14 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """Kill the child; where a target is named, fork another that can run it.
 
     Two descriptors travel with a target: the new child's socket, and its stderr.
+
+    Attributes:
+        trial: Only import the target, whatever runtime it needs, and say when that is
+            over; no descriptors travel.
     """
 
     target: str | None
+    trial: bool = False
 
 
 class WireEdit(msgspec.Struct, frozen=True, kw_only=True):

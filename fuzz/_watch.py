@@ -189,9 +189,11 @@ class Zygote:
             raise IsolationError(f"in the isolating process:\n{report.text}")
         return report
 
-    def order(self, target: str | None, fds: Sequence[int] = ()) -> None:
+    def order(
+        self, target: str | None, fds: Sequence[int] = (), *, trial: bool = False
+    ) -> None:
         """See `Order`."""
-        packet = msgspec.json.encode(Order(target=target))
+        packet = msgspec.json.encode(Order(target=target, trial=trial))
         try:
             socket.send_fds(self.control, [packet], fds)
         except (BrokenPipeError, ConnectionResetError) as error:

@@ -35,7 +35,13 @@ from fuzz._protocol import (
     edits_of,
 )
 from fuzz.edits import applied
-from fuzz.rooms import TargetModule, add_folder, target_module, value_types
+from fuzz.rooms import (
+    TargetModule,
+    add_folder,
+    import_everywhere,
+    target_module,
+    value_types,
+)
 from fuzz.trees import activate
 from invariants.model import decode, encode
 
@@ -94,6 +100,10 @@ class _Zygote:
         if order.target is None:
             return
         try:
+            if order.trial:
+                import_everywhere(order.target)
+                self._report(Ready())
+                return
             target = _imported(order.target, self._setup)
             self._own = frozenset(_descendants())
             self._fork(order.target, target, fds)

@@ -5,16 +5,18 @@ Everything it knows at the end it reads from the event files, so that
 """
 
 import time
-from typing import Any, Protocol, TextIO
+from typing import Any, NoReturn, Protocol, TextIO
 
 import pytest
 from rich.console import Console
 
 from fuzz.campaign import Run, Saved, Worker
 from fuzz.description import run_started
+from fuzz.preflight import check_imports
 from fuzz.progress import Watcher
 from fuzz.rooms import Rooms, RoomsError
 from fuzz.search import Fault
+from fuzz.trees import TreeError
 from reports import store
 from reports.decide import Decision, decide
 from reports.document import Report
@@ -22,6 +24,7 @@ from reports.events import EventLog, LedgerRecord, Problem, Replayed, RunFinishe
 from reports.terminal import render
 
 FINDING = ("kvfuzz", "finding")
+IMPORT_TOLD_EVERY_S = 10.0
 
 
 class LedgerUnusable(Exception):
@@ -83,13 +86,33 @@ class Controller:
                 shard_id=self._config.getoption("--shard-id"),
             )
         except RoomsError as error:
-            self._log.write(Problem(where="targets", message=str(error)))
-            pytest.exit(f"kvfuzz: {error}", returncode=2)
+            self._refuse("targets", error)
         self._log.write(event)
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        told = -IMPORT_TOLD_EVERY_S
+
+        def tell(what: str, seconds: float) -> None:
+            nonlocal told
+            if reporter is not None and seconds - told >= IMPORT_TOLD_EVERY_S:
+                told = seconds
+                reporter.write_line(
+                    f"kvfuzz: trying to import {what} ({seconds:.0f} s)"
+                )
+
+        try:
+            check_imports(
+                self._run.tree, target_folders=self._run.target_folders, on_wait=tell
+            )
+        except TreeError as error:
+            self._refuse("tree", error)
         if reporter is not None:
             self._watcher = Watcher(self._run.folder, out=_terminal(reporter))
             self._watcher.start()
+
+    def _refuse(self, where: str, error: Exception) -> NoReturn:
+        """End a run that cannot begin, and let its report say why."""
+        self._log.write(Problem(where=where, message=str(error)))
+        pytest.exit(f"kvfuzz: {error}", returncode=2)
 
     def finish(self) -> int:
         """Fold the events into the report; give the exit code."""

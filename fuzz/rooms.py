@@ -225,3 +225,17 @@ def target_module(name: str) -> TargetModule:
     module = importlib.import_module(f"fuzz.targets.{check_name(name)}")
     _attributes(module, ("RUNTIME", "CONTROLS", "absent", "run"))
     return cast("TargetModule", module)
+
+
+def import_everywhere(name: str) -> None:
+    """Import a target's module of every room, and what its `absent` imports late.
+
+    Raises:
+        RoomsError: When there is no such target, or a file of it lacks something.
+        Exception: What an import raises; the tree must be activated, as for
+            `target_module`.
+    """
+    load(name)
+    target_module(name).absent()
+    if name in _modules(reproducers.fixes.__path__):
+        importlib.import_module(f"reproducers.fixes.{name}")
