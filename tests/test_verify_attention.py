@@ -16,7 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from fuzz import rooms
 from fuzz.edits import SourceEdit
 from fuzz.execution import Executor
-from fuzz.trees import resolve
 from invariants.kernel_shapes import KernelShape
 from invariants.model import CaseError, Death, Judgement, decode, encode
 from invariants.scheduling import PrefixLayout
@@ -33,6 +32,7 @@ from invariants.verify_attention import (
 from invariants.verify_case import INT32_LIMIT, Case, geometry
 from reproducers.fixes.verify_attention import FIXES
 from strategies.verify_attention import cases, control_cases
+from tests.elsewhere import Elsewhere
 from tests.strategy_search import find_any, minimal
 
 TARGET = "verify_attention"
@@ -350,27 +350,36 @@ print("good")
 
 
 @pytest.fixture(scope="module")
-def executor() -> Iterator[Executor]:
-    with Executor(tree=resolve("0.33.0")) as running:
+def newest() -> Iterator[Elsewhere]:
+    with Elsewhere("0.33.0") as running:
         yield running
 
 
-def judged(
-    executor: Executor, case: Case, edits: tuple[SourceEdit, ...] = ()
+def observe(executor: Executor, case: Case) -> Observation:
+    observation: Observation = executor.execute(rooms.load(TARGET), case)
+    return observation
+
+
+def judge_on(
+    executor: Executor, case: Case, edits: tuple[SourceEdit, ...]
 ) -> Judgement:
     return executor.judge(rooms.load(TARGET), case, edits=edits)
 
 
+def judged(
+    subject: Elsewhere, case: Case, edits: tuple[SourceEdit, ...] = ()
+) -> Judgement:
+    return subject.call(judge_on, case, edits)
+
+
 @pytest.mark.subject
 @pytest.mark.network
-def test_the_public_fault_dies_and_its_cure_computes(executor: Executor) -> None:
-    dead = judged(executor, REPORTED)
+def test_the_public_fault_dies_and_its_cure_computes(newest: Elsewhere) -> None:
+    dead = judged(newest, REPORTED)
     assert [(v.invariant, v.exception) for v in dead.violations] == [
         (ADDRESS.id, "signal 11")
     ]
-    cured = executor.execute(
-        rooms.load(TARGET), replace(REPORTED, kernel="control_fixed")
-    )
+    cured = newest.call(observe, replace(REPORTED, kernel="control_fixed"))
     assert cured.mismatch is None
     assert cured.twin_differs is None
     below = replace(
@@ -378,7 +387,7 @@ def test_the_public_fault_dies_and_its_cure_computes(executor: Executor) -> None
         kernel="control_fixed",
         layout=replace(REPORTED.layout, pool_blocks=2384, block_ids=(((2383,),),)),
     )
-    assert executor.execute(rooms.load(TARGET), below).twin_differs == 0
+    assert newest.call(observe, below).twin_differs == 0
 
 
 @pytest.mark.subject
@@ -386,10 +395,10 @@ def test_the_public_fault_dies_and_its_cure_computes(executor: Executor) -> None
 @pytest.mark.parametrize("origin", ["contract", "wired"])
 @pytest.mark.parametrize("cache", ["auto", "fp8", "int8_per_token_head"])
 def test_real_kernels_are_right_on_a_plain_case(
-    executor: Executor, origin: str, cache: str
+    newest: Elsewhere, origin: str, cache: str
 ) -> None:
     case = replace(CASE, origin=origin, cache=cache, dtype="bfloat16")  # type: ignore[arg-type]
-    judgement = judged(executor, case)
+    judgement = judged(newest, case)
     assert broken(judgement) == []
     assert VALUES.id in judgement.judged
 
@@ -398,22 +407,22 @@ def test_real_kernels_are_right_on_a_plain_case(
 @pytest.mark.network
 @pytest.mark.parametrize("origin", ["contract", "wired"])
 def test_scale_offsets_of_heads_wrap_until_fixed(
-    executor: Executor, origin: str
+    newest: Elsewhere, origin: str
 ) -> None:
     case = replace(SCALE_PLANES, origin=origin)  # type: ignore[arg-type]
-    assert broken(judged(executor, case)) == [ADDRESS.id]
+    assert broken(judged(newest, case)) == [ADDRESS.id]
     (fix,) = FIXES
-    fixed = judged(executor, case, edits=fix.edits)  # type: ignore[arg-type]
+    fixed = judged(newest, case, edits=fix.edits)  # type: ignore[arg-type]
     assert broken(fixed) == []
     assert VALUES.id in fixed.judged
     below = replace(case, layout=replace(case.layout, pool_blocks=2**20))
-    assert broken(judged(executor, below)) == []
+    assert broken(judged(newest, below)) == []
 
 
 @pytest.mark.subject
 @pytest.mark.network
 def test_0_20_1_keeps_scale_offsets_in_64_bits() -> None:
-    with Executor(tree=resolve("0.20.1")) as older:
+    with Elsewhere("0.20.1") as older:
         judgement = judged(older, SCALE_PLANES)
         assert broken(judgement) == []
         assert VALUES.id in judgement.judged
@@ -423,11 +432,11 @@ def test_0_20_1_keeps_scale_offsets_in_64_bits() -> None:
 
 @pytest.mark.subject
 @pytest.mark.network
-def test_spec_decode_attn_of_a_patched_tree_is_judged(executor: Executor) -> None:
+def test_spec_decode_attn_of_a_patched_tree_is_judged(newest: Elsewhere) -> None:
     case = replace(CASE, kernel="spec_decode_attn")
-    assert judged(executor, case).skipped == "this tree has no spec_decode_attn"
+    assert judged(newest, case).skipped == "this tree has no spec_decode_attn"
     series = ROOT / "tests/patches/spec-decode-attn"
-    with Executor(tree=resolve("0.33.0", patches=series)) as patched:
+    with Elsewhere("0.33.0", patches=series) as patched:
         judgement = judged(patched, case)
         assert broken(judgement) == []
         assert VALUES.id in judgement.judged

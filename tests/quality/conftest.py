@@ -4,16 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from fuzz.campaign import import_rooms
-from fuzz.execution import Executor
-from fuzz.trees import activate, resolve
+from tests.elsewhere import Elsewhere
 
 
 @pytest.fixture(scope="session")
-def executor() -> Iterator[Executor]:
+def subject() -> Iterator[Elsewhere]:
     """Runs cases on the tree that KVFUZZ_VLLM names, or the default one."""
-    tree = resolve(None)
-    activate(tree)
-    import_rooms()
-    with Executor(tree=tree) as running:
+    with Elsewhere(None) as running:
         yield running

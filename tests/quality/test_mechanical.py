@@ -6,6 +6,7 @@ The whole kill rate is printed by `python -m tests.quality`.
 import pytest
 
 from fuzz.execution import Executor
+from tests.elsewhere import Elsewhere
 from tests.quality.mechanical import mechanical_of_source
 from tests.quality.suite import (
     explained_survivors,
@@ -54,20 +55,23 @@ def test_a_mechanical_fault_replaces_the_whole_function() -> None:
         compile(mutant.edit.new, "mutant", "exec")
 
 
+def unexplained_survivors(executor: Executor, target: str) -> list[str]:
+    every = mechanical_of(target)
+    assert every, "no function of this target is in the tree"
+    explained = explained_survivors()
+    return [
+        mutant.name
+        for mutant in every[::STRIDE][:12]
+        if mutant.name not in explained
+        and not hunt_mechanical(executor, target, mutant).found
+    ]
+
+
 @pytest.mark.subject
 @pytest.mark.quality
 @pytest.mark.parametrize("target", IN_PROCESS)
 def test_a_sample_of_mechanical_faults_is_found(
-    executor: Executor, target: str
+    subject: Elsewhere, target: str
 ) -> None:
-    every = mechanical_of(target)
-    assert every, "no function of this target is in the tree"
-    explained = explained_survivors()
-    survivors = []
-    for mutant in every[::STRIDE][:12]:
-        if mutant.name in explained:
-            continue
-        hunt = hunt_mechanical(executor, target, mutant)
-        if not hunt.found:
-            survivors.append(mutant.name)
+    survivors = subject.call(unexplained_survivors, target)
     assert not survivors, "neither found nor explained in survivors.toml"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fuzz.execution import Executor
+from tests.elsewhere import Elsewhere
 from tests.quality.mutant import Mutant
 from tests.quality.suite import hunt_written, mutant_targets, written
 
@@ -22,8 +22,8 @@ def test_every_target_has_at_least_three_written_faults() -> None:
 
 
 @pytest.mark.parametrize(("target", "mutant"), MUTANTS)
-def test_written_fault(executor: Executor, target: str, mutant: Mutant) -> None:
-    hunt = hunt_written(executor, target, mutant)
+def test_written_fault(subject: Elsewhere, target: str, mutant: Mutant) -> None:
+    hunt = subject.call(hunt_written, target, mutant)
     assert hunt.found, f"not found within {mutant.cases} cases"
     assert hunt.invariant in mutant.invariants
     assert len(hunt.shrunk) <= mutant.size, hunt.shrunk
