@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,8 @@ import msgspec
 
 from fuzz.execution import Executor
 from fuzz.launch import module_command, project_environment
-from fuzz.rooms import add_folder
+from fuzz.preflight import IMPORT_TIMEOUT_S
+from fuzz.rooms import add_folder, discover, import_everywhere
 from fuzz.trees import activate, resolve
 from invariants.model import decode, encode, ending
 from reproducers.replay import Replay, errored, replay
@@ -47,6 +49,7 @@ def replay_in_tree(
     store: Path,
     target_folders: tuple[Path, ...] = (),
     on_wait: Callable[[float], None],
+    import_timeout_s: float = IMPORT_TIMEOUT_S,
 ) -> Iterator[Replay]:
     """Replay saved faults on a tree, each as soon as it is known.
 
@@ -57,10 +60,11 @@ def replay_in_tree(
         store: Folder of saved cases.
         target_folders: Folders of users' own targets.
         on_wait: Called about ten times a second with the seconds waited so far.
+        import_timeout_s: For importing the tree and all targets.
     """
     left = ids
     while left:
-        answered = 0
+        lines = 0
         with tempfile.TemporaryDirectory(prefix="kvfuzz-replay-") as folder:
             results = Path(folder, "results")
             results.touch()
@@ -75,21 +79,25 @@ def replay_in_tree(
             with Path(folder, "log").open("w+b") as log:
                 child = _start(order, log.fileno())
                 try:
-                    for line in _lines(results, child, on_wait):
-                        answered += 1
-                        yield decode(line, Replay)
+                    for line in _lines(results, child, on_wait, import_timeout_s):
+                        lines += 1
+                        if lines > 1:
+                            yield decode(line, Replay)
+                except TimeoutError:
+                    cause = f"was still importing the tree after {import_timeout_s:g} s"
+                else:
+                    cause = f"ended ({ending(child.wait())})"
                 finally:
                     child.kill()
                     child.wait()
-                left = left[answered:]
+                left = left[max(0, lines - 1) :]
                 log.seek(0)
                 words = _last_lines(log.read())
         if left:
             # A process that could not even begin will not do better for the others.
-            count = 1 if answered or child.returncode < 0 else len(left)
+            count = 1 if lines else len(left)
             for id_ in left[:count]:
-                cause = ending(child.returncode)
-                yield errored(id_, f"its process ended ({cause}): {words}")
+                yield errored(id_, f"its process {cause}: {words}")
             left = left[count:]
 
 
@@ -104,19 +112,29 @@ def _start(order: Order, log_fd: int) -> "subprocess.Popen[bytes]":
 
 
 def _lines(
-    results: Path, child: "subprocess.Popen[bytes]", on_wait: Callable[[float], None]
+    results: Path,
+    child: "subprocess.Popen[bytes]",
+    on_wait: Callable[[float], None],
+    first_timeout_s: float,
 ) -> Iterator[str]:
-    """Whole lines of a growing file, until its writer has ended."""
+    """Whole lines of a growing file, until its writer has ended.
+
+    Raises:
+        TimeoutError: When the first one is not there in time.
+    """
     started = time.monotonic()
+    begun = False
     with results.open("rb") as file:
         while True:
             ended = child.poll() is not None
             while (line := file.readline()).endswith(b"\n"):
                 yield line.decode()
-                started = time.monotonic()
+                started, begun = time.monotonic(), True
             file.seek(-len(line), os.SEEK_CUR)
             if ended:
                 return
+            if not begun and time.monotonic() - started > first_timeout_s:
+                raise TimeoutError
             on_wait(time.monotonic() - started)
             time.sleep(POLL_S)
 
@@ -127,7 +145,7 @@ def _last_lines(log: bytes) -> str:
 
 
 def main(order_text: str) -> None:
-    """The child: replay what the order names, a line of results for each."""
+    """The child: an empty line when all is imported, then one for each replay."""
     order = decode(order_text, Order)
     folders = tuple(map(Path, order.target_folders))
     for folder in folders:
@@ -139,6 +157,12 @@ def main(order_text: str) -> None:
         Executor(tree=tree, target_folders=folders) as executor,
         Path(order.results).open("ab", buffering=0) as results,
     ):
+        for name in discover():
+            print(f"importing target {name}", file=sys.stderr, flush=True)
+            # Whatever replay needs that target tells what its import raises.
+            with suppress(Exception):
+                import_everywhere(name)
+        results.write(b"\n")
         for id_ in order.ids:
             outcome = replay(id_, executor, store=Path(order.store))
             results.write(msgspec.json.encode(outcome, order="sorted") + b"\n")

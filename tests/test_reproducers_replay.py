@@ -17,6 +17,7 @@ from fuzz.rooms import Rooms
 from invariants.model import Judgement, Violation
 from reproducers.fix import Fix
 from reproducers.fixing import NoFix
+from reproducers.in_tree import replay_in_tree
 from reproducers.replay import replay, verify_fix
 from reproducers.store import entries, read, save
 from tests.saved_faults import (
@@ -363,6 +364,27 @@ def test_a_tree_that_kills_the_process_is_an_error_and_the_rest_is_replayed(
     assert done.stdout.count("ERRORED") == 2
     assert done.stdout.count("its process ended (signal 6)") == 2
     assert done.returncode == 2
+
+
+def test_a_tree_whose_import_hangs_is_an_error_of_all_its_faults(
+    place: Path, tmp_path: Path
+) -> None:
+    hung = write_tree(tmp_path / "hung", "import time\ntime.sleep(600)\n")
+    done = list(
+        replay_in_tree(
+            str(hung),
+            patches=None,
+            ids=(fault(place), fault(place, "TOY-ALIVE")),
+            store=place / "store",
+            target_folders=(TOYS,),
+            on_wait=lambda _seconds: None,
+            import_timeout_s=12.0,
+        )
+    )
+    assert [each.outcome for each in done] == ["ERRORED", "ERRORED"]
+    for each in done:
+        assert "still importing the tree after 12 s" in each.message
+        assert each.message.endswith("importing target toy")
 
 
 def test_the_command_lists_and_shows(place: Path) -> None:
