@@ -84,10 +84,15 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What became of a fault: where its reproducer lies, and what its fix does."""
+    """What became of a fault: where its reproducer lies, and what its fix does.
+
+    Attributes:
+        before_characters: Length of the case that had been saved before, 0 for none.
+    """
 
     path: str
     fix: str
+    before_characters: int
 
 
 SaveFault = Callable[["Worker", Rooms, Fault], Saved]
@@ -143,11 +148,19 @@ class Worker:
             raise TargetAbsent(reason)
         return rooms
 
-    def found(self, source: str, rooms: Rooms, fault: Fault) -> None:
-        """Report a fault at once, as first seen; save it when it is shrunk."""
-        saved = (
-            self._save(self, rooms, fault) if fault.shrunk else Saved(path="", fix="")
-        )
+    def found(
+        self, source: str, rooms: Rooms, fault: Fault, *, saved: Saved | None = None
+    ) -> None:
+        """Report a fault at once, as first seen; save it when it is shrunk.
+
+        Args:
+            source: The shard that found it, or ``replay``.
+            rooms: Of the fault's target.
+            fault: What was found.
+            saved: Where it lies already; None for a fault that may have to be saved.
+        """
+        if saved is None and fault.shrunk:
+            saved = self._save(self, rooms, fault)
         self.write(_found_event(source, fault, saved))
 
     def tell_culprits(self, where: str) -> None:
@@ -173,7 +186,7 @@ class Worker:
             self._log.close()
 
 
-def _found_event(source: str, fault: Fault, saved: Saved) -> Found:
+def _found_event(source: str, fault: Fault, saved: Saved | None) -> Found:
     violation = fault.violation
     return Found(
         source=source,
@@ -187,8 +200,9 @@ def _found_event(source: str, fault: Fault, saved: Saved) -> Found:
         evidence=dict(violation.evidence),
         case=encode(fault.case),
         shrunk=fault.shrunk,
-        saved=saved.path,
-        fix=saved.fix,
+        saved=saved.path if saved else "",
+        fix=saved.fix if saved else "",
+        before_characters=saved.before_characters if saved else 0,
     )
 
 

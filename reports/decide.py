@@ -231,6 +231,7 @@ def _notes(report: Report, *, strict: bool, whole: bool) -> Iterator[str]:
     for replay in report.replays:
         if replay.outcome == "FIXED" and replay.id in alive:
             yield f"{replay.id}: its saved case passes, and the search found it again"
+    yield from _replaced(report)
     gone = [each.id for each in report.replays if each.outcome == "NOT_APPLICABLE"]
     if gone:
         yield f"saved faults whose code path is not in this tree: {', '.join(gone)}"
@@ -239,3 +240,14 @@ def _notes(report: Report, *, strict: bool, whole: bool) -> Iterator[str]:
             f"{len(report.machines)} of {report.num_shards} machines: coverage is "
             "judged when all are merged (python -m reports merge)"
         )
+
+
+def _replaced(report: Report) -> Iterator[str]:
+    """The saved cases that the run rewrote, for they may be under version control."""
+    for finding in report.findings:
+        if 0 < len(finding.case) < finding.before_characters:
+            yield (
+                f"{finding.saved}: a smaller case of the same fault took the saved "
+                f"one's place, {len(finding.case):,} characters instead of "
+                f"{finding.before_characters:,}"
+            )

@@ -73,12 +73,13 @@ class Finding(_Part, frozen=True, kw_only=True):
 
     Attributes:
         cause: One line.
-        case: Canonical JSON of the smallest case; "" when a saved case was replayed
-            and the run did not repeat it.
+        case: Canonical JSON of the smallest case, the saved one included when it was
+            replayed; "" when only the outcome of that is known.
         shrunk: Whether that case was shrunk to the end.
         fix: "verified", "none", or why the fixed implementation does not pass; ""
             when it was not asked.
         saved: Path of the reproducer, "" when it was not saved.
+        before_characters: Length of the case saved there before the run, 0 for none.
         command: What replays it; for one that was not saved, what runs its cases again.
         standing: ``new``; ``regressed`` when the ledger calls it fixed here; ``known``
             when the ledger expects it.
@@ -98,6 +99,7 @@ class Finding(_Part, frozen=True, kw_only=True):
     shrunk: bool
     fix: str
     saved: str
+    before_characters: Count
     command: str
     standing: Standing
     link: str

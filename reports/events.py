@@ -118,6 +118,7 @@ class Found(_Event, frozen=True, kw_only=True, tag="found"):
         saved: Path of the reproducer below the project, "" when not saved yet.
         fix: "verified" (the fixed implementation passes on this case), "none", or the
             reason why it does not.
+        before_characters: Length of the case that had been saved before, 0 for none.
     """
 
     source: str
@@ -133,6 +134,7 @@ class Found(_Event, frozen=True, kw_only=True, tag="found"):
     shrunk: bool
     saved: str
     fix: str
+    before_characters: int = 0
 
 
 class ShardFinished(_Event, frozen=True, kw_only=True, tag="shard-finished"):

@@ -61,6 +61,7 @@ def _finding(
         shrunk=best.shrunk,
         fix=best.fix,
         saved=saved,
+        before_characters=_before(found),
         command=(
             _replay_command(best.id)
             if saved or reproduced
@@ -72,8 +73,17 @@ def _finding(
     )
 
 
+def _before(found: Sequence[Found]) -> int:
+    """Length of the case that was saved before the run; 0 when the run saved the first.
+
+    Shards may have saved ever smaller ones, each over that of another.
+    """
+    lengths = [each.before_characters for each in found if each.saved]
+    return max(lengths) if lengths and min(lengths) > 0 else 0
+
+
 def _replayed_finding(heard: Heard, replayed: Replayed, sources: set[str]) -> Finding:
-    """A saved fault that reproduced and that the search did not meet again."""
+    """A saved fault of which only its outcome was heard."""
     record = heard.ledger.get(replayed.id)
     return Finding(
         id=replayed.id,
@@ -88,6 +98,7 @@ def _replayed_finding(heard: Heard, replayed: Replayed, sources: set[str]) -> Fi
         shrunk=True,
         fix="",
         saved="",
+        before_characters=0,
         command=_replay_command(replayed.id),
         standing=_standing(record),
         link=record.link if record else "",

@@ -122,6 +122,11 @@ def remarks(finding: Finding) -> Iterator[str]:
         yield "as first seen: its shrinking was not finished"
     if finding.standing == "regressed":
         yield f"the ledger says that this tree has the fix: {printable(finding.link)}"
+    if 0 < finding.before_characters < len(finding.case):
+        yield (
+            f"the saved case is another one, of {finding.before_characters:,} "
+            "characters, and was not seen to fail in this run"
+        )
     if finding.case and not finding.saved:
         yield "not saved; the command below runs the same cases again"
 

@@ -70,7 +70,7 @@ class SavedFaultStore:
         fix = verify_fix(worker.executor, rooms, fault.case, violation)
         laws = {invariant.id: invariant for invariant in rooms.invariants}
         try:
-            folder = store.save(
+            kept = store.save(
                 store=self.cases,
                 invariant=laws[violation.invariant],
                 violation=violation,
@@ -81,13 +81,18 @@ class SavedFaultStore:
         except (CaseError, ScriptError, OSError) as error:
             where = f"saving {violation.key.id}"
             worker.write(Problem(where=where, message=str(error)))
-            return Saved(path="", fix=fix)
-        return Saved(path=_shown(folder), fix=fix)
+            return Saved(path="", fix=fix, before_characters=0)
+        return Saved(
+            path=_shown(kept.folder),
+            fix=fix,
+            before_characters=kept.before_characters,
+        )
 
     def replay(self, worker: Worker, fault_id: str) -> Replayed:
         """Run a saved fault on the worker's tree, both arms.
 
-        Other faults that its case shows are told, and saved under their own ids.
+        The fault is told as found on its saved case, so that no report shows a larger
+        one. Other faults that the case shows are told, and saved under their own ids.
         """
         done = replay(fault_id, worker.executor, store=self.cases)
         message = done.message
@@ -104,12 +109,21 @@ class SavedFaultStore:
                 outcome="ERRORED",
                 message=message,
             )
-        for violation in done.strays:
-            if violation.key.id not in worker.run.silenced:
-                rooms = load(saved.target)
-                case = saved.typed_case(rooms.case)
-                fault = Fault(case=case, violation=violation, shrunk=True)
-                worker.found("replay", rooms, fault)
+        if done.shown is not None or done.strays:
+            rooms = load(saved.target)
+            case = saved.typed_case(rooms.case)
+            if done.shown is not None:
+                fault = Fault(case=case, violation=done.shown, shrunk=True)
+                place = Saved(
+                    path=_shown(self.cases / fault_id),
+                    fix=done.fix,
+                    before_characters=saved.size[0],
+                )
+                worker.found("replay", rooms, fault, saved=place)
+            for violation in done.strays:
+                if violation.key.id not in worker.run.silenced:
+                    fault = Fault(case=case, violation=violation, shrunk=True)
+                    worker.found("replay", rooms, fault)
         # Another fault in this one's place was told as such, which is all there is.
         replaced = done.outcome == "ERRORED" and bool(done.strays)
         return Replayed(

@@ -5,13 +5,14 @@ fault's own law to have been checked.
 """
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fuzz.execution import Executor
 from fuzz.rooms import Rooms, RoomsError, load, target_module
-from invariants.model import CaseError, FaultKey, Violation
+from invariants.model import CaseError, FaultKey, Judgement, Violation
 from reports.events import Outcome
 from reproducers.case_file import Saved
 from reproducers.fix import Fix
@@ -34,6 +35,8 @@ class Replay:
     Attributes:
         message: The cause in one line.
         fixed: The run with the fix applied; None where the fault did not show.
+        fix: What that says of the fix, as `verify_fix` does.
+        shown: The saved fault as this tree showed it, None where it did not.
         others: Violations of other laws that the same case showed, a line each.
         strays: All violations that are not the saved fault, as values.
     """
@@ -43,6 +46,8 @@ class Replay:
     message: str
     fixed: Arm | None
     others: tuple[str, ...]
+    fix: str = ""
+    shown: Violation | None = None
     strays: tuple[Violation, ...] = ()
 
     @property
@@ -103,10 +108,12 @@ def _replayed(
     instead = {v.key.id for v in judgement.violations if v.invariant == saved.invariant}
     message = broken.message
     outcome: Outcome = "ERRORED"
-    fixed = None
+    fixed, fix = None, ""
     if broken.status == "fails":
         outcome = "REPRODUCED"
-        fixed = _fixed_arm(executor, rooms, case, saved.key)
+        fixed, fix = _with_fix(
+            executor, rooms, case, saved.key, before=lambda: judgement
+        )
     elif broken.status == "holds":
         outcome = "FIXED"
     elif broken.status in ("absent", "unproven"):
@@ -123,6 +130,8 @@ def _replayed(
         message=message,
         fixed=fixed,
         others=broken.others,
+        fix=fix,
+        shown=next((v for v in judgement.violations if v.key == saved.key), None),
         strays=tuple(v for v in judgement.violations if v.key != saved.key),
     )
 
@@ -148,17 +157,6 @@ def fixes_of(target: str) -> tuple[Fix, ...]:
     return fixes
 
 
-def _fixed_arm(executor: Executor, rooms: Rooms, case: Any, key: FaultKey) -> Arm:
-    try:
-        fix = fitting_fix(fixes_of(rooms.name), key.site)
-    except NoFix as error:
-        return Arm(status="unfit", message=str(error))
-    arm = judged_arm(executor.judge(rooms, case, edits=fix.edits), key)
-    return Arm(
-        status=arm.status, message=f"{arm.message} ({fix.name})", others=arm.others
-    )
-
-
 def verify_fix(
     executor: Executor, rooms: Rooms, case: Any, violation: Violation
 ) -> str:
@@ -176,18 +174,44 @@ def verify_fix(
     Returns:
         ``verified``; ``none`` where nobody has written a fix; else why it fails.
     """
-    key = violation.key
+    _, fix = _with_fix(
+        executor,
+        rooms,
+        case,
+        violation.key,
+        before=lambda: executor.judge(rooms, case),
+    )
+    return fix
+
+
+def _with_fix(
+    executor: Executor,
+    rooms: Rooms,
+    case: Any,
+    key: FaultKey,
+    *,
+    before: Callable[[], Judgement],
+) -> tuple[Arm, str]:
+    """The run with the fix applied, and what `verify_fix` says of it.
+
+    ``before`` judges the case without the fix, where that is needed.
+    """
     try:
         fix = fitting_fix(fixes_of(rooms.name), key.site)
     except NoFix as error:
-        return str(error) if error.written else "none"
+        words = str(error) if error.written else "none"
+        return Arm(status="unfit", message=str(error)), words
     judgement = executor.judge(rooms, case, edits=fix.edits)
     arm = judged_arm(judgement, key)
+    named = Arm(
+        status=arm.status, message=f"{arm.message} ({fix.name})", others=arm.others
+    )
     if arm.status != "holds":
-        return f"with the fix ({fix.name}): {arm.message}"
+        return named, f"with the fix ({fix.name}): {arm.message}"
     if arm.others:
-        before = {each.key for each in executor.judge(rooms, case).violations}
+        known = {each.key for each in before().violations}
         for each in judgement.violations:
-            if each.key not in before or each.site in fix.sites:
-                return f"with the fix ({fix.name}): {each.invariant}: {each.message}"
-    return "verified"
+            if each.key not in known or each.site in fix.sites:
+                what = f"{each.invariant}: {each.message}"
+                return named, f"with the fix ({fix.name}): {what}"
+    return named, "verified"

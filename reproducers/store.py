@@ -11,7 +11,7 @@ import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -34,6 +34,20 @@ STORE = Path(__file__).parent / "cases"
 LOCK_TIMEOUT_S = 60.0
 # A case is a few hundred characters; what is much longer was not written by `save`.
 CASE_BYTES_MAX = 4 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What `save` left.
+
+    Attributes:
+        folder: The fault's, ``<store>/<ID>``.
+        before_characters: Length of the case that was there before, in canonical JSON;
+            0 when there was none that could be used.
+    """
+
+    folder: Path
+    before_characters: int
 
 
 def _not_there(store: Path, id_: str) -> CaseError:
@@ -125,7 +139,7 @@ def save(
     case: object,
     found_on: FoundOn,
     fix: str,
-) -> Path:
+) -> Kept:
     """Save a fault's case and its stand-alone script, unless a smaller case is there.
 
     Safe to call from several processes at once. A process killed in the middle leaves
@@ -138,9 +152,6 @@ def save(
         case: The target's `Case` value.
         found_on: The tree and the run.
         fix: What `verify_fix` said.
-
-    Returns:
-        The fault's folder, ``<store>/<ID>``.
 
     Raises:
         CaseError: When what is there was written by a newer kvfuzz or is a link, or the
@@ -171,9 +182,9 @@ def save(
         if folder.is_symlink():
             raise CaseError(f"{folder} is a symbolic link; remove it and run again")
         exists = folder.exists()
-        kept = _better(folder, saved, kind=type(case)) if exists else saved
-        _write(folder, kept)
-    return folder
+        old = _usable(folder, kind=type(case)) if exists else None
+        _write(folder, saved if old is None else _better(old, saved))
+    return Kept(folder=folder, before_characters=old.size[0] if old else 0)
 
 
 def rewrite(store: Path, id_: str) -> Path:
@@ -188,17 +199,24 @@ def rewrite(store: Path, id_: str) -> Path:
     return store / id_ / "repro.py"
 
 
-def _better(folder: Path, new: Saved, *, kind: type[object]) -> Saved:
-    """Which of the case that is there and a new one to keep."""
+def _usable(folder: Path, *, kind: type[object]) -> Saved | None:
+    """The case that is there, None when it is damaged or another fault's.
+
+    Raises:
+        CaseError: When a newer kvfuzz wrote it.
+    """
     try:
         old = parsed(_file_text(folder))
         old.typed_case(kind)
     except FutureCase as error:
         raise CaseError(f"{folder / 'case.json'} was kept: {error}") from error
     except CaseError:
-        return new
-    if old.id != new.id:
-        return new
+        return None
+    return old if old.id == folder.name else None
+
+
+def _better(old: Saved, new: Saved) -> Saved:
+    """Which of the case that is there and a new one to keep."""
     if new.size < old.size:
         return replace(new, found=old.found)
     if new.case == old.case and new.fix != old.fix:

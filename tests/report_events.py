@@ -156,6 +156,7 @@ def found(
     saved: str | None = None,
     fix: str = "verified",
     exception: str = "AssertionError",
+    before_characters: int = 0,
 ) -> Found:
     """A finding, saved once it is shrunk."""
     path = f"reproducers/cases/{id_}" if shrunk else ""
@@ -173,6 +174,7 @@ def found(
         shrunk=shrunk,
         saved=path if saved is None else saved,
         fix=fix if shrunk else "",
+        before_characters=before_characters,
     )
 
 

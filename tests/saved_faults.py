@@ -97,4 +97,4 @@ def save_toy(
         case=case,
         found_on=found_on(spec, seed=seed),
         fix=fix,
-    )
+    ).folder

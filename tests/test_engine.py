@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from invariants.model import digest, encode
 from tests.toy_tree import BROKEN, GOOD, ROOT, TARGETS, Home, write_tree
 
 QUICK = ("--cases", "120", "--seed", "1")
@@ -102,6 +103,10 @@ def test_a_saved_fault_is_replayed_first_and_gone_when_fixed(
     (replayed,) = report_of(home)["replays"]
     assert replayed["outcome"] == "REPRODUCED"
     assert "fixed arm: holds" in replayed["message"]
+    # The report shows the saved case, as if it had been found by the search.
+    assert report_of(home)["findings"] == [
+        finding | {"before_characters": len(finding["case"]), "sources": ["replay"]}
+    ]
     assert report_of(home)["properties"] == []
     assert again.returncode == 0
 
@@ -109,6 +114,26 @@ def test_a_saved_fault_is_replayed_first_and_gone_when_fixed(
     (replayed,) = report_of(home)["replays"]
     assert replayed["outcome"] == "FIXED"
     assert fixed.returncode == 0
+
+
+def test_a_smaller_case_takes_the_saved_one_s_place_and_that_is_told(
+    home: Home, broken: Path
+) -> None:
+    home.run(broken, *QUICK)
+    (finding,) = report_of(home)["findings"]
+    path = home.cases / finding["id"] / "case.json"
+    saved = json.loads(path.read_text())
+    larger = saved["case"] | {"tokens": 1001}
+    path.write_text(json.dumps(saved | {"case": larger, "case_digest": digest(larger)}))
+    done = home.run(broken, *QUICK)
+    (again,) = report_of(home)["findings"]
+    assert again["case"] == finding["case"]
+    assert json.loads(path.read_text())["case"] == saved["case"]
+    new, old = len(finding["case"]), len(encode(larger))
+    assert old == new + 2
+    told = " ".join(done.stdout.rpartition("exit 0")[2].split())
+    assert f"{finding['id']}: a smaller case of the same fault took the saved" in told
+    assert f"{new} characters instead of {old}" in told
 
 
 def test_a_fault_of_the_ledger_is_no_news_until_it_is_gone(

@@ -228,6 +228,28 @@ def test_a_reproducer_that_another_shard_saved_is_named() -> None:
     assert finding.command == f"python -m reproducers replay {FAULT}"
 
 
+@pytest.mark.parametrize(
+    ("before", "length"), [((), 0), ((0, 90), 0), ((90, 120, 100), 120)]
+)
+def test_what_was_saved_before_the_run_is_told_by_its_length(
+    before: tuple[int, ...], length: int
+) -> None:
+    events = [
+        found(case=f'{{"a":{n}}}', before_characters=n)  # a shard each
+        for n in before
+    ]
+    unsaved = found(shrunk=False)
+    assert finding_of(a_run(unsaved, *events)).before_characters == length
+
+
+def test_a_replayed_case_is_shown_where_the_search_found_a_larger_one() -> None:
+    again = found(case='{"a":1}', source="replay", before_characters=7)
+    larger = found(case='{"a":100}', before_characters=7)
+    finding = finding_of(a_run(larger, again, replayed("REPRODUCED")))
+    assert finding.case == '{"a":1}'
+    assert finding.sources == ("page_size/wired/0", "replay")
+
+
 def test_a_fault_that_was_replayed_is_replayed_by_its_id() -> None:
     finding = finding_of(a_run(found(shrunk=False), replayed("REPRODUCED")))
     assert finding.saved == ""

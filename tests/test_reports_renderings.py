@@ -135,6 +135,25 @@ def test_an_unfinished_finding_is_not_passed_off_as_shrunk() -> None:
     assert "replay pytest fuzz/ -n 2 --seed 7" in text
 
 
+def test_a_case_that_took_a_saved_one_s_place_is_told_with_both_sizes() -> None:
+    told = f"reproducers/cases/{FAULT}: a smaller case of the same fault took the saved"
+    sizes = f"place, {len(CASE)} characters instead of {len(CASE) + 1_000:,}"
+    for text in (
+        " ".join(screen(found(before_characters=len(CASE) + 1_000)).split()),
+        page(found(before_characters=len(CASE) + 1_000)),
+    ):
+        assert told in text
+        assert sizes in text
+    for before in (0, len(CASE)):
+        assert "took the saved" not in screen(found(before_characters=before))
+
+
+def test_a_saved_case_other_than_the_one_shown_is_told() -> None:
+    remark = f"the saved case is another one, of {len(CASE) - 1} characters"
+    assert remark in screen(found(before_characters=len(CASE) - 1))
+    assert "another one" not in screen(found(before_characters=len(CASE)))
+
+
 @pytest.mark.parametrize(
     ("fix", "shown"),
     [

@@ -326,7 +326,7 @@ def test_a_violation_is_saved_whatever_its_texts_hold(
         case=case,
         found_on=found_on(),
         fix="none",
-    )
+    ).folder
     assert read(tmp_path, folder.name).message == odd
     script = (folder / "repro.py").read_text(encoding="utf-8")
     compile(script, "repro.py", "exec")
