@@ -8,6 +8,7 @@ does the same over plain lists.
 from dataclasses import dataclass
 from itertools import pairwise
 
+from invariants.mamba_prefix_hits import wrong_hits
 from invariants.mamba_table_values import Case, Engine, Observation, WindowCall
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.scheduling import NULL_BLOCK
@@ -17,6 +18,7 @@ WINDOW_SITE = "mamba_get_block_table_tensor"
 KERNEL_SITE = "_mamba_align_block_table_kernel"
 SIZING_SITE = "GPUModelRunner.may_reinitialize_input_batch"
 FILLING_SITE = "MultiGroupBlockTable.append_row"
+HIT_SITE = "MambaManager.find_longest_cache_hit"
 
 _SPECULATIVE = "speculative window"
 _BEYOND = "window needs columns beyond docstring width"
@@ -91,6 +93,14 @@ INVARIANTS: tuple[Invariant, ...] = (
         severity="corruption",
         wired=(_SPECULATIVE, "reused block", "shared block", "rejected drafts"),
     ),
+    Invariant(
+        id="GDN-HIT-STATE",
+        target=TARGET,
+        statement="The block that a prefix-cache hit names holds the state after just "
+        "the hit's tokens of that prompt; a token is left to compute.",
+        severity="corruption",
+        wired=("prefix hit", "longer prefix hit"),
+    ),
 )
 
 
@@ -108,6 +118,9 @@ def judge(case: Case, observation: Observation) -> Judgement:
     if case.origin == "wired":
         judged |= {"GDN-TABLE-FITS", "GDN-BLOCKS-GIVEN"}
         violations += [*_unallocated(observation), *_unfit(observation)]
+        if any(served.hit for step in observation.steps for served in step.served):
+            judged.add("GDN-HIT-STATE")
+            violations += _wrong_hits(case, observation)
     for call in observation.calls:
         if case.origin == "wired" and (short := _short_table(call)):
             # What a window shows of a table that lacks columns is no news.
@@ -324,6 +337,20 @@ def _unfit(observation: Observation) -> list[Violation]:
     return [_too_narrow(blocks=blocks, columns=columns, shown=raised)]
 
 
+def _wrong_hits(case: Case, observation: Observation) -> list[Violation]:
+    return [
+        _violation(
+            case,
+            "GDN-HIT-STATE",
+            site=HIT_SITE,
+            message=f"step {wrong.step}: a hit of {wrong.hit.tokens} tokens, blocks of "
+            f"{case.block_size}, {wrong.text}",
+            evidence={"tokens": wrong.hit.tokens, "blocks": list(wrong.hit.blocks)},
+        )
+        for wrong in wrong_hits(case, observation.steps)
+    ]
+
+
 def _short_table(call: WindowCall) -> Violation | None:
     """A table that lacks columns: numpy drops one id beyond a row's end silently."""
     columns = _columns(call)
@@ -410,6 +437,10 @@ def _labels(case: Case, observation: Observation) -> frozenset[str]:
         labels |= _engine_labels(case, engine)
     for call in observation.calls:
         labels |= _call_labels(case, call)
+    for step in observation.steps:
+        hits = [len(each.hit.blocks) for each in step.served if each.hit]
+        labels |= {"prefix hit"} if any(hits) else set()
+        labels |= {"longer prefix hit"} if max(hits, default=0) > 1 else set()
     return frozenset(labels)
 
 

@@ -186,6 +186,61 @@ class WindowCall:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hit:
+    """What a request was admitted with from the prefix cache.
+
+    Attributes:
+        tokens: Tokens that need not be computed again.
+        request_tokens: All tokens of the request.
+        blocks: ``[columns]`` that the hit names in the Mamba group.
+    """
+
+    tokens: int
+    request_tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """One request in one step.
+
+    Attributes:
+        prompt: Requests of the same prompt start with the same tokens.
+        start: Tokens computed before the step.
+        end: Tokens computed after it, rejected drafts left out.
+        scheduled: Tokens of the step, drafts included.
+        decodes: Whether the step is a decode, whose states the worker keeps at every
+            block boundary that it passes.
+        blocks: ``[columns]`` of the Mamba group that the request holds in the step.
+        received: Blocks of any group that it was given for the step.
+        hit: Where the request was admitted in this step.
+    """
+
+    prompt: int
+    start: int
+    end: int
+    scheduled: int
+    decodes: bool
+    blocks: tuple[int, ...]
+    received: tuple[int, ...]
+    hit: Hit | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedStep:
+    """One step of a wired case.
+
+    Attributes:
+        served: In the order in which they were given their blocks.
+        copies: Blocks that the worker copies before the step, and where to.
+    """
+
+    number: int
+    served: tuple[Served, ...]
+    copies: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """What the tree did.
 
@@ -195,6 +250,7 @@ class Observation:
         unallocated: What the KV-cache manager raised instead of giving blocks.
         unfit: A row could not be written into the table that the runner had sized.
         unfit_columns: Blocks of that row, and the table's columns; () otherwise.
+        steps: Wired: what each step did, for those that ended.
     """
 
     absent: str = ""
@@ -203,3 +259,4 @@ class Observation:
     unfit: Raised | None = None
     unfit_columns: tuple[int, ...] = ()
     calls: tuple[WindowCall, ...] = ()
+    steps: tuple[ServedStep, ...] = ()

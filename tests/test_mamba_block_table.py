@@ -20,8 +20,11 @@ from invariants.mamba_table_values import (
     Decode,
     Engine,
     GivenTable,
+    Hit,
     Observation,
+    Served,
     ServedRequest,
+    ServedStep,
     WindowCall,
 )
 from invariants.model import CaseError, Raised, decode, encode
@@ -176,6 +179,95 @@ def test_what_the_manager_raises_is_found() -> None:
     (violation,) = judge(WIRED, Observation(unallocated=raised)).violations
     assert violation.invariant == "GDN-BLOCKS-GIVEN"
     assert violation.message.endswith("raised AssertionError: 8 < 9")
+
+
+# Prefix-cache hits: blocks of 16 tokens, the null block before the last one.
+
+# A prompt of 40 tokens leaves the state after 16 tokens in block 5, after 32 in 6.
+FIRST = Served(
+    prompt=0,
+    start=0,
+    end=16,
+    scheduled=16,
+    decodes=False,
+    blocks=(5,),
+    received=(5,),
+    hit=Hit(tokens=0, request_tokens=40, blocks=()),
+)
+NEXT = replace(FIRST, start=16, end=32, blocks=(5, 6), received=(6,), hit=None)
+AFTER_HIT = replace(
+    FIRST,
+    start=32,
+    end=40,
+    scheduled=8,
+    blocks=(0, 6, 7),
+    received=(7,),
+    hit=Hit(tokens=32, request_tokens=40, blocks=(0, 6)),
+)
+
+
+def hit_broken(later: Served, *steps: ServedStep) -> list[str]:
+    """Laws that a hit breaks after the steps above, and these."""
+    before = (
+        ServedStep(number=0, served=(FIRST,)),
+        ServedStep(number=1, served=(NEXT,)),
+    )
+    last = ServedStep(number=9, served=(later,))
+    observation = Observation(steps=(*before, *steps, last))
+    judgement = judge(WIRED, observation)
+    assert "GDN-HIT-STATE" in judgement.judged
+    assert decode(encode(observation), Observation) == observation
+    return [f"{each.invariant} {each.message}" for each in judgement.violations]
+
+
+def test_hits_of_states_that_are_held_break_nothing() -> None:
+    assert hit_broken(AFTER_HIT) == []
+    none = Hit(tokens=0, request_tokens=40, blocks=())
+    assert hit_broken(replace(AFTER_HIT, hit=none)) == []
+    # A decode that passes a boundary leaves the state there, and none in its drafts'.
+    passing = replace(
+        NEXT, start=30, end=34, scheduled=4, decodes=True, blocks=(5, 6, 8, 9)
+    )
+    assert hit_broken(AFTER_HIT, ServedStep(number=2, served=(passing,))) == []
+    # A copy holds the same state, whatever becomes of the first block.
+    reused = replace(FIRST, prompt=1, blocks=(6,), received=(6,))
+    steps = (
+        ServedStep(number=2, served=(), copies=((6, 9),)),
+        ServedStep(number=3, served=(reused,)),
+    )
+    copied = replace(AFTER_HIT, hit=Hit(tokens=32, request_tokens=40, blocks=(0, 9)))
+    assert hit_broken(copied, *steps) == []
+
+
+@pytest.mark.parametrize(
+    ("hit", "text"),
+    [
+        ({"blocks": (0, 5)}, "holds the one after 16 tokens of prompt 0"),
+        ({"blocks": (6, 6)}, "block 6 for the state after 16 tokens"),
+        ({"blocks": (0, 4)}, "holds none that is known"),
+        ({"blocks": (0, 0)}, "the last state is in block 2"),
+        ({"tokens": 40}, "leaves none of 40 tokens"),
+        ({"tokens": 33}, "names 2 blocks, the last state is in block 3"),
+        ({"tokens": 24}, "for the state after 24 tokens"),
+    ],
+)
+def test_wrong_hits_break_their_law(hit: dict[str, Any], text: str) -> None:
+    assert AFTER_HIT.hit is not None
+    (broken_law,) = hit_broken(replace(AFTER_HIT, hit=replace(AFTER_HIT.hit, **hit)))
+    assert broken_law.startswith("GDN-HIT-STATE")
+    assert text in broken_law
+
+
+def test_a_state_is_of_one_prompt_and_gone_with_its_block() -> None:
+    assert "of prompt 1" in hit_broken(replace(AFTER_HIT, prompt=1))[0]
+    given_away = replace(FIRST, received=(6,), blocks=(3,))
+    gone = hit_broken(AFTER_HIT, ServedStep(number=2, served=(given_away,)))
+    assert "holds none that is known" in gone[0]
+    drafted = replace(
+        NEXT, start=12, end=13, scheduled=5, decodes=True, blocks=(5, 6), received=()
+    )
+    gone = hit_broken(AFTER_HIT, ServedStep(number=2, served=(drafted,)))
+    assert "holds none that is known" in gone[0]
 
 
 def test_what_a_tree_lacks_is_not_judged() -> None:

@@ -8,11 +8,20 @@ Ours: the order of steps, after `Scheduler.schedule` and `_mamba_block_aligned_s
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fuzz.targets._mamba_rows import VOCAB_SIZE, V1Rows, V2Rows, accepted
-from invariants.mamba_table_values import Case, Decode, Engine, ServedRequest
+from invariants.mamba_table_values import (
+    Case,
+    Decode,
+    Engine,
+    Hit,
+    Served,
+    ServedRequest,
+    ServedStep,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -59,20 +68,22 @@ class BatchStep:
 
 
 @dataclass(kw_only=True)
-class _Served:
+class _Request:
     """A request on its way: vLLM's own object, and what is left of its plan."""
 
     plan: ServedRequest
     request: Any
+    token: int
     decodes: list[Decode]
-    state: Any = None
     scheduled: int = 0
     decode: Decode | None = None
+    hit: Hit | None = None
+    received: tuple[int, ...] = ()
 
 
 @dataclass(kw_only=True)
-class _Engine:
-    """The parts of the tree that a wired case runs."""
+class MambaEngine:
+    """The parts of the tree that a wired case runs; `steps` are those that ended."""
 
     case: Case
     engine: Engine
@@ -80,19 +91,19 @@ class _Engine:
     rows: V1Rows | V2Rows
     mamba_group: int
     max_scheduled_tokens: int
-    waiting: list[_Served]
-    running: list[_Served] = field(default_factory=list)
+    waiting: list[_Request]
+    running: list[_Request] = field(default_factory=list)
     owned_before: set[int] = field(default_factory=set)
+    steps: list[ServedStep] = field(default_factory=list)
 
 
-def batch_steps(case: Case) -> Iterator[BatchStep]:
-    """Serve the requests of a wired case; a batch per step that schedules any.
+def batch_steps(engine: MambaEngine) -> Iterator[BatchStep]:
+    """Serve an engine's requests; a batch per step that schedules any.
 
     Raises:
         AllocationFailed: When the KV-cache manager raises.
         RowUnfit: When a row cannot be written.
     """
-    engine = _started(case)
     for number in range(STEPS_MAX):
         if not engine.waiting and not engine.running:
             return
@@ -100,10 +111,11 @@ def batch_steps(case: Case) -> Iterator[BatchStep]:
         _update_rows(engine, added=added, appended=appended, preempted=preempted)
         if engine.running:
             yield _batch(engine, number)
-        _update_requests(engine)
+        engine.steps.append(_update_requests(engine, number))
 
 
-def _started(case: Case) -> _Engine:
+def started(case: Case) -> MambaEngine:
+    """The engine of a wired case before its first step."""
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import (
@@ -132,7 +144,7 @@ def _started(case: Case) -> _Engine:
             enable_caching=caching,
         )
     )
-    return _Engine(
+    return MambaEngine(
         case=case,
         engine=engine,
         manager=manager,
@@ -148,19 +160,20 @@ def _started(case: Case) -> _Engine:
     )
 
 
-def _served(number: int, plan: ServedRequest, hasher: Any) -> _Served:
+def _served(number: int, plan: ServedRequest, hasher: Any) -> _Request:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
+    token = plan.family % VOCAB_SIZE
     request = Request(
         request_id=f"r{number}",
         # One token over and over: a hash covers all tokens before it as well.
-        prompt_token_ids=[plan.family % VOCAB_SIZE] * plan.prompt_tokens,
+        prompt_token_ids=[token] * plan.prompt_tokens,
         sampling_params=SamplingParams(temperature=0.0, max_tokens=1),
         pooling_params=None,
         block_hasher=hasher,
     )
-    return _Served(plan=plan, request=request, decodes=list(plan.decodes))
+    return _Request(plan=plan, request=request, token=token, decodes=list(plan.decodes))
 
 
 def _vllm_config(case: Case, engine: Engine) -> SimpleNamespace:
@@ -226,12 +239,12 @@ def _kv_cache_config(case: Case, engine: Engine) -> Any:
     )
 
 
-_ServedRows = list[tuple[_Served, Any]]
+_BlocksGiven = list[tuple[_Request, Any]]
 
 
 def _scheduled(
-    engine: _Engine, number: int
-) -> tuple[_ServedRows, _ServedRows, list[_Served]]:
+    engine: MambaEngine, number: int
+) -> tuple[_BlocksGiven, _BlocksGiven, list[_Request]]:
     """One scheduling step: newly admitted, running with new blocks, preempted.
 
     Running requests come first; one that gets no blocks is preempted and waits again;
@@ -239,8 +252,8 @@ def _scheduled(
     """
     if hasattr(engine.manager, "new_step_starts"):
         engine.manager.new_step_starts()
-    appended: _ServedRows = []
-    preempted: list[_Served] = []
+    appended: _BlocksGiven = []
+    preempted: list[_Request] = []
     for served in list(engine.running):
         tokens = _tokens_to_schedule(engine, served, computed=0)
         blocks = _allocated(engine, served, tokens)
@@ -255,10 +268,10 @@ def _scheduled(
     return _admitted(engine, number), appended, preempted
 
 
-def _admitted(engine: _Engine, number: int) -> _ServedRows:
+def _admitted(engine: MambaEngine, number: int) -> _BlocksGiven:
     from vllm.v1.request import RequestStatus
 
-    added: _ServedRows = []
+    added: _BlocksGiven = []
     for served in [s for s in engine.waiting if s.plan.arrives <= number]:
         if len(engine.running) == engine.engine.max_num_reqs:
             break
@@ -273,6 +286,11 @@ def _admitted(engine: _Engine, number: int) -> _ServedRows:
         )
         if blocks is None:
             break
+        served.hit = Hit(
+            tokens=hit_tokens,
+            request_tokens=served.request.num_tokens,
+            blocks=tuple(hit_blocks.get_block_ids()[engine.mamba_group]),
+        )
         served.request.num_computed_tokens = hit_tokens
         served.request.status = RequestStatus.RUNNING
         served.scheduled = tokens
@@ -282,10 +300,10 @@ def _admitted(engine: _Engine, number: int) -> _ServedRows:
     return added
 
 
-def _allocated(engine: _Engine, served: _Served, tokens: int, **hit: Any) -> Any:
+def _allocated(engine: MambaEngine, served: _Request, tokens: int, **hit: Any) -> Any:
     """Blocks for a request's next tokens, None when the pool has too few."""
     try:
-        return engine.manager.allocate_slots(
+        blocks = engine.manager.allocate_slots(
             served.request,
             tokens,
             num_lookahead_tokens=engine.case.num_speculative_blocks,
@@ -293,9 +311,12 @@ def _allocated(engine: _Engine, served: _Served, tokens: int, **hit: Any) -> Any
         )
     except Exception as error:
         raise AllocationFailed(error) from error
+    if blocks is not None:
+        served.received = tuple(chain.from_iterable(blocks.get_block_ids()))
+    return blocks
 
 
-def _tokens_to_schedule(engine: _Engine, served: _Served, *, computed: int) -> int:
+def _tokens_to_schedule(engine: MambaEngine, served: _Request, *, computed: int) -> int:
     """Tokens of a request's next step, and the decode that it takes from its plan.
 
     A prompt's chunks end at a block boundary, its last boundary included, so that the
@@ -313,6 +334,9 @@ def _tokens_to_schedule(engine: _Engine, served: _Served, *, computed: int) -> i
                 end = end // size * size
             elif start < last_boundary < end:
                 end = last_boundary
+            if start % size:
+                # After a hit inside of a block (from 0.28 on): end with that block.
+                end = min(end, (start // size + 1) * size)
         return int(end - start)
     served.decode = served.decodes.pop(0) if served.decodes else None
     drafts = served.decode.drafts if served.decode else 0
@@ -321,7 +345,7 @@ def _tokens_to_schedule(engine: _Engine, served: _Served, *, computed: int) -> i
     return int(max(min(1 + drafts, room), 1))
 
 
-def _preempt(engine: _Engine, served: _Served) -> None:
+def _preempt(engine: MambaEngine, served: _Request) -> None:
     """Give a request's blocks back and start it anew (`_preempt_request`, 0.20.1)."""
     from vllm.v1.request import RequestStatus
 
@@ -333,11 +357,11 @@ def _preempt(engine: _Engine, served: _Served) -> None:
 
 
 def _update_rows(
-    engine: _Engine,
+    engine: MambaEngine,
     *,
-    added: _ServedRows,
-    appended: _ServedRows,
-    preempted: list[_Served],
+    added: _BlocksGiven,
+    appended: _BlocksGiven,
+    preempted: list[_Request],
 ) -> None:
     """The worker's tables, in the order of `GPUModelRunner._update_states`."""
     rows = engine.rows
@@ -351,11 +375,13 @@ def _update_rows(
     rows.settle()
 
 
-def _append(rows: V1Rows | V2Rows, served: _Served, ids: tuple[list[int], ...]) -> None:
+def _append(
+    rows: V1Rows | V2Rows, served: _Request, ids: tuple[list[int], ...]
+) -> None:
     rows.append(served.request.request_id, ids)
 
 
-def _write(engine: _Engine, served: _Served, write: Callable[[], None]) -> None:
+def _write(engine: MambaEngine, served: _Request, write: Callable[[], None]) -> None:
     """Write a request's row; V1's numpy and V2 itself refuse one that is too long.
 
     Any exception of the tree there is an observation, not only that refusal.
@@ -368,7 +394,7 @@ def _write(engine: _Engine, served: _Served, write: Callable[[], None]) -> None:
         raise RowUnfit(error, blocks=blocks, columns=columns) from error
 
 
-def _batch(engine: _Engine, number: int) -> BatchStep:
+def _batch(engine: MambaEngine, number: int) -> BatchStep:
     """Table and lengths as the runner hands them to its metadata builders."""
     import torch
 
@@ -397,24 +423,54 @@ def _batch(engine: _Engine, number: int) -> BatchStep:
     )
 
 
-def _update_requests(engine: _Engine) -> None:
+def _update_requests(engine: MambaEngine, number: int) -> ServedStep:
     """What the scheduler does with the model's output: accept, reject, finish."""
+    log = []
+    copies = _copied_blocks(engine)
     for served in list(engine.running):
         request = served.request
-        request.num_computed_tokens += served.scheduled
+        start = request.num_computed_tokens
+        blocks = engine.manager.get_block_ids(request.request_id)[engine.mamba_group]
         drafts = served.scheduled - 1 if served.decode else 0
         accepted_drafts = min(served.decode.accepted, drafts) if served.decode else 0
-        request.num_computed_tokens -= drafts - accepted_drafts
+        request.num_computed_tokens += served.scheduled - drafts + accepted_drafts
+        log.append(
+            Served(
+                prompt=served.token,
+                start=start,
+                end=request.num_computed_tokens,
+                scheduled=served.scheduled,
+                decodes=served.decode is not None,
+                blocks=tuple(blocks),
+                received=served.received,
+                hit=served.hit,
+            )
+        )
+        served.hit = None
         if request.num_computed_tokens < request.num_prompt_tokens:
             continue
         output = 1 + accepted_drafts
-        request.append_output_token_ids([served.plan.family % VOCAB_SIZE] * output)
+        request.append_output_token_ids([served.token] * output)
         full = request.num_computed_tokens >= engine.case.max_model_len - 1
         if not served.decodes or full:
             _finish(engine, served)
+    return ServedStep(number=number, served=tuple(log), copies=copies)
 
 
-def _finish(engine: _Engine, served: _Served) -> None:
+def _copied_blocks(engine: MambaEngine) -> tuple[tuple[int, int], ...]:
+    """Blocks that the worker copies before its step, from 0.28 on.
+
+    The scheduler keeps both ends from being reused until the step has run, which is
+    at once here (`Scheduler._free_cow_retained_blocks`, 0.33.0).
+    """
+    if not hasattr(engine.manager, "take_kv_cache_block_copies"):
+        return ()
+    copies, retained = engine.manager.take_kv_cache_block_copies()
+    engine.manager.block_pool.free_blocks(retained)
+    return tuple((copy.src_block_id, copy.dst_block_id) for copy in copies)
+
+
+def _finish(engine: MambaEngine, served: _Request) -> None:
     request_id = served.request.request_id
     for ids in engine.manager.get_block_ids(request_id):
         engine.owned_before.update(ids)

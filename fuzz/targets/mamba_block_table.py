@@ -7,6 +7,7 @@ The CUDA branch runs by a tensor that calls itself CUDA, its kernel interpreted.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,6 +21,7 @@ from fuzz.targets._mamba_engine import (
     BatchStep,
     RowUnfit,
     batch_steps,
+    started,
 )
 from fuzz.targets._mamba_rows import v2_missing
 from invariants.mamba_table_values import (
@@ -98,26 +100,28 @@ def run(case: Case) -> Observation:
     if case.given is not None:
         call = _called(case, *_guarded(case, case.given))
         return Observation(kernel=kernel, calls=(call,))
+    return _served(case, kernel=kernel)
+
+
+def _served(case: Case, *, kernel: bool) -> Observation:
+    """Serve a wired case, until its end or to where the tree raises."""
+    engine = started(case)
     calls: list[WindowCall] = []
+    ended = Observation(kernel=kernel)
     try:
         calls.extend(
             _called(case, step.table, step.seq_lens, step=step)
-            for step in batch_steps(case)
+            for step in batch_steps(engine)
         )
     except AllocationFailed as failed:
-        return Observation(
-            kernel=kernel,
-            unallocated=tree_raised(failed.error),
-            calls=tuple(calls),
-        )
+        ended = replace(ended, unallocated=tree_raised(failed.error))
     except RowUnfit as unfit:
-        return Observation(
-            kernel=kernel,
+        ended = replace(
+            ended,
             unfit=tree_raised(unfit.error),
             unfit_columns=(unfit.blocks, unfit.columns),
-            calls=tuple(calls),
         )
-    return Observation(kernel=kernel, calls=tuple(calls))
+    return replace(ended, calls=tuple(calls), steps=tuple(engine.steps))
 
 
 def _backend_utils() -> ModuleType:

@@ -6,6 +6,7 @@ from tests.quality.mutant import Mutant
 BACKENDS = ("vllm.v1.attention.backends.utils",)
 TABLES = ("vllm.v1.worker.block_table",)
 RUNNER = ("vllm.v1.worker.gpu_model_runner",)
+MANAGERS = ("vllm.v1.core.single_type_kv_cache_manager",)
 SPECS = ("vllm.v1.kv_cache_interface",)
 
 WINDOW = "mamba_get_block_table_tensor"
@@ -176,11 +177,42 @@ WRITTEN: tuple[Mutant, ...] = (
         cases=400,
         size=640,
     ),
+    Mutant(
+        name="wrong state: a hit names the block of the first boundary",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=MANAGERS,
+                function="MambaManager.find_longest_cache_hit",
+                old="block_hashes[i], kv_cache_group_ids",
+                new="block_hashes[0], kv_cache_group_ids",
+            ),
+        ),
+        invariants=("GDN-HIT-STATE",),
+        cases=200,
+        size=640,
+    ),
+    Mutant(
+        name="whole prompt: a hit leaves no token to compute",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=MANAGERS,
+                function="MambaManager.find_longest_cache_hit",
+                old="max_num_blocks = max_length // block_size",
+                new="max_num_blocks = (max_length + 1) // block_size",
+            ),
+        ),
+        invariants=("GDN-HIT-STATE",),
+        cases=400,
+        size=640,
+    ),
 )
 
 MECHANICAL: tuple[tuple[tuple[str, ...], str], ...] = (
     (BACKENDS, WINDOW),
     (BACKENDS, KERNEL),
     (TABLES, "BlockTable.append_row"),
+    (MANAGERS, "MambaManager.find_longest_cache_hit"),
     (SPECS, "MambaSpec.max_num_blocks_per_req"),
 )
