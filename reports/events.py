@@ -116,8 +116,8 @@ class Found(_Event, frozen=True, kw_only=True, tag="found"):
         id: The fault's id.
         case: The case's canonical JSON.
         saved: Path of the reproducer below the project, "" when not saved yet.
-        fix: "verified" (the fixed implementation passes on this case), "none", or the
-            reason why it does not.
+        fix: "verified" (the fixed implementation passes on this case), "none", or
+            "does not hold", "does not fit this tree", "cannot be told", each with why.
         before_characters: Length of the case that had been saved before, 0 for none.
     """
 

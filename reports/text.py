@@ -111,7 +111,7 @@ def fix_status(finding: Finding) -> str:
         return "verified: the fixed implementation passes on this case"
     if finding.fix in {"", "none"}:
         return "none known" if finding.fix else "not tried"
-    return f"does not hold: {printable(finding.fix)}"
+    return printable(finding.fix)
 
 
 def remarks(finding: Finding) -> Iterator[str]:

@@ -115,7 +115,8 @@ def _list(options: argparse.Namespace, ledger: Ledger, display: Display) -> int:
 
 def _row(saved: Saved, ledger: Ledger) -> tuple[str, ...]:
     entry = ledger.get(saved.id)
-    fix = saved.fix if saved.fix in ("verified", "none") else "fails"
+    # What follows the colon is why; `show` has it.
+    fix = saved.fix.partition(":")[0]
     known = "new" if entry is None else entry.link.rsplit("/", 1)[-1] or "known"
     version = f"{saved.found_on.version}{' patched' if saved.found_on.patches else ''}"
     return (

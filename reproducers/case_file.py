@@ -76,7 +76,7 @@ class Saved:
 
     Attributes:
         fix: What `verify_fix` said of the fixed implementation on this case:
-            ``verified``, ``none``, or the reason why it does not hold.
+            ``verified``, ``none``, or what it lacks, a colon and why.
         found: Date (UTC) on which the fault was first found, YYYY-MM-DD.
     """
 

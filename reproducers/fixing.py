@@ -33,7 +33,7 @@ def fitting_fix(fixes: tuple[Fix, ...], site: str) -> Fix:
             with applied(*fix.edits):
                 return fix
         except EditError as error:
-            reasons.append(f"{fix.name}: {error}")
+            reasons.append(f"{fix.name!r}: {error}")
     if reasons:
-        raise NoFix(f"no fix fits this tree: {'; '.join(reasons)}", written=True)
+        raise NoFix(f"{'; '.join(reasons)}", written=True)
     raise NoFix(f"nobody has written a fix for {site}", written=False)

@@ -172,7 +172,8 @@ def verify_fix(
         violation: What the case showed.
 
     Returns:
-        ``verified``; ``none`` where nobody has written a fix; else why it fails.
+        ``verified``; ``none`` where nobody has written a fix; else ``does not hold``,
+        ``does not fit this tree`` or ``cannot be told``, a colon and why.
     """
     _, fix = _with_fix(
         executor,
@@ -199,19 +200,35 @@ def _with_fix(
     try:
         fix = fitting_fix(fixes_of(rooms.name), key.site)
     except NoFix as error:
-        words = str(error) if error.written else "none"
-        return Arm(status="unfit", message=str(error)), words
+        if not error.written:
+            return Arm(status="unfit", message=str(error)), "none"
+        todo = f"adapt the edit in reproducers/fixes/{rooms.name}.py to this tree"
+        why = f"{error}; {todo}"
+        return Arm(status="unfit", message=why), f"does not fit this tree: {why}"
     judgement = executor.judge(rooms, case, edits=fix.edits)
     arm = judged_arm(judgement, key)
-    named = Arm(
-        status=arm.status, message=f"{arm.message} ({fix.name})", others=arm.others
-    )
-    if arm.status != "holds":
-        return named, f"with the fix ({fix.name}): {arm.message}"
+    message = arm.message
+    if arm.status == "unproven":
+        message = _beyond_its_law(judgement, key)
+    named = Arm(status=arm.status, message=f"{message} ({fix.name})", others=arm.others)
+    harm = f"does not hold: with the fix ({fix.name}) "
+    if arm.status in ("fails", "differs"):
+        return named, harm + message
     if arm.others:
         known = {each.key for each in before().violations}
         for each in judgement.violations:
             if each.key not in known or each.site in fix.sites:
-                what = f"{each.invariant}: {each.message}"
-                return named, f"with the fix ({fix.name}): {what}"
+                return named, f"{harm}{each.invariant} is broken: {each.message}"
+    if arm.status != "holds":
+        return named, f"cannot be told: with the fix ({fix.name}) {message}"
     return named, "verified"
+
+
+def _beyond_its_law(judgement: Judgement, key: FaultKey) -> str:
+    """What a fix did with a case to which the broken law does not apply any more."""
+    broken = {violation.invariant for violation in judgement.violations}
+    held = ", ".join(sorted(judgement.judged - broken)) or "none"
+    return (
+        f"the tree refuses this case, or leaves the path on which {key.invariant} is "
+        f"checked; laws that were checked and held: {held}"
+    )

@@ -158,7 +158,7 @@ def test_a_saved_case_other_than_the_one_shown_is_told() -> None:
     ("fix", "shown"),
     [
         ("none", "fix      none known"),
-        ("max error 3", "fix      does not hold: max error 3"),
+        ("does not hold: max error 3", "fix      does not hold: max error 3"),
     ],
 )
 def test_a_fix_that_is_none_is_not_called_verified(fix: str, shown: str) -> None:

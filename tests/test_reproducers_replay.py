@@ -32,6 +32,9 @@ from tests.saved_faults import (
 )
 
 PROJECT = Path(__file__).resolve().parents[1]
+BROKEN_ELSEWHERE = (
+    "does not hold: with the fix (the cure) TOY-ALIVE is broken: something else"
+)
 FIX = Fix(name="the cure", sites=("cdiv",), edits=())
 
 
@@ -213,10 +216,10 @@ def test_a_refused_case_is_an_error_and_nothing_runs(
     ("fixed", "said"),
     [
         ([], "verified"),
-        (["own"], "with the fix (the cure): 1 blocks of 4 for 7"),
+        (["own"], "does not hold: with the fix (the cure) 1 blocks of 4 for 7"),
         (["elsewhere", "before"], "verified"),
-        (["elsewhere"], "with the fix (the cure): TOY-ALIVE: something else"),
-        (["here", "before"], "with the fix (the cure): TOY-ALIVE: something else"),
+        (["elsewhere"], BROKEN_ELSEWHERE),
+        (["here", "before"], BROKEN_ELSEWHERE),
     ],
 )
 def test_a_fix_is_verified_when_it_leaves_the_case_clean(
@@ -241,7 +244,21 @@ def test_a_fix_whose_check_did_not_run_is_not_verified(
     case = rooms.case(tokens=7, block_size=4)
     executor: Any = ScriptedExecutor(judged(ids=("TOY-ALIVE",)))
     said = verify_fix(executor, rooms, case, violation(rooms, case))
-    assert "TOY-BLOCKS did not apply" in said
+    assert said == (
+        "cannot be told: with the fix (the cure) the tree refuses this case, or leaves "
+        "the path on which TOY-BLOCKS is checked; laws that were checked and held: "
+        "TOY-ALIVE"
+    )
+
+
+def test_a_fix_that_leaves_its_law_s_path_and_breaks_another_does_not_hold(
+    rooms: Rooms, present: Callable[..., None]
+) -> None:
+    case = rooms.case(tokens=7, block_size=4)
+    own = violation(rooms, case)
+    other = another(own, invariant="TOY-ALIVE")
+    executor: Any = ScriptedExecutor(judged(other, ids=()), judged(own))
+    assert verify_fix(executor, rooms, case, own) == BROKEN_ELSEWHERE
 
 
 def test_no_fix_and_a_fix_that_does_not_fit_are_told_apart(
@@ -252,8 +269,11 @@ def test_no_fix_and_a_fix_that_does_not_fit_are_told_apart(
     found = violation(rooms, case)
     present(fix=NoFix("nobody has written a fix", written=False))
     assert verify_fix(executor, rooms, case, found) == "none"
-    present(fix=NoFix("no fix fits this tree: x", written=True))
-    assert verify_fix(executor, rooms, case, found) == "no fix fits this tree: x"
+    present(fix=NoFix("'the cure': cdiv of math holds it 0 times", written=True))
+    assert verify_fix(executor, rooms, case, found) == (
+        "does not fit this tree: 'the cure': cdiv of math holds it 0 times; adapt the "
+        "edit in reproducers/fixes/toy.py to this tree"
+    )
 
 
 @pytest.fixture(scope="module")
