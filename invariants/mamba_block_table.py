@@ -6,10 +6,10 @@ does the same over plain lists.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
 
 from invariants.mamba_prefix_hits import wrong_hits
-from invariants.mamba_table_values import Case, Engine, Observation, WindowCall
+from invariants.mamba_table_labels import BEYOND, SPECULATIVE, labels_of
+from invariants.mamba_table_values import Case, Observation, WindowCall
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.scheduling import NULL_BLOCK
 
@@ -20,9 +20,6 @@ SIZING_SITE = "GPUModelRunner.may_reinitialize_input_batch"
 FILLING_SITE = "MultiGroupBlockTable.append_row"
 HIT_SITE = "MambaManager.find_longest_cache_hit"
 
-_SPECULATIVE = "speculative window"
-_BEYOND = "window needs columns beyond docstring width"
-
 INVARIANTS: tuple[Invariant, ...] = (
     Invariant(
         id="GDN-ALIGN-BOUNDS",
@@ -30,8 +27,8 @@ INVARIANTS: tuple[Invariant, ...] = (
         statement="Aligned windows read nothing outside the request's own row: the "
         "call returns, and what lies beyond the row is the null block.",
         severity="crash",
-        wired=(_SPECULATIVE, _BEYOND, "shared block"),
-        contract=(_SPECULATIVE, "window in last column", "seq_len at max", _BEYOND),
+        wired=(SPECULATIVE, BEYOND, "shared block"),
+        contract=(SPECULATIVE, "window in last column", "seq_len at max", BEYOND),
     ),
     Invariant(
         id="GDN-ALIGN-WINDOW",
@@ -39,8 +36,8 @@ INVARIANTS: tuple[Invariant, ...] = (
         statement="An aligned window is the row's entries from the column of the last "
         "token on, one and one per speculative block.",
         severity="corruption",
-        wired=(_SPECULATIVE, "two groups of different block size"),
-        contract=(_SPECULATIVE, "non-contiguous rows", "row slice"),
+        wired=(SPECULATIVE, "two groups of different block size"),
+        contract=(SPECULATIVE, "non-contiguous rows", "row slice"),
     ),
     Invariant(
         id="GDN-ALIGN-ROWS",
@@ -56,7 +53,7 @@ INVARIANTS: tuple[Invariant, ...] = (
         target=TARGET,
         statement="Block table and sequence lengths are left as they were.",
         severity="corruption",
-        wired=(_SPECULATIVE,),
+        wired=(SPECULATIVE,),
         contract=("non-contiguous rows",),
     ),
     Invariant(
@@ -74,7 +71,7 @@ INVARIANTS: tuple[Invariant, ...] = (
         statement="Every row that the KV-cache manager hands out fits the table that "
         "the model runner sized.",
         severity="crash",
-        wired=(_SPECULATIVE, _BEYOND, "seq_len at max"),
+        wired=(SPECULATIVE, BEYOND, "seq_len at max"),
     ),
     Invariant(
         id="GDN-BLOCKS-GIVEN",
@@ -82,7 +79,7 @@ INVARIANTS: tuple[Invariant, ...] = (
         statement="The KV-cache manager gives a scheduled request its blocks, or says "
         "that the pool has too few; it never raises.",
         severity="crash",
-        wired=(_SPECULATIVE, "rejected drafts", "fewer drafts than before"),
+        wired=(SPECULATIVE, "rejected drafts", "fewer drafts than before"),
     ),
     Invariant(
         id="GDN-ALIGN-OWNED",
@@ -91,7 +88,10 @@ INVARIANTS: tuple[Invariant, ...] = (
         "request at these columns; those that the step uses are the request's, each "
         "for one state.",
         severity="corruption",
-        wired=(_SPECULATIVE, "reused block", "shared block", "rejected drafts"),
+        wired=(
+            *(SPECULATIVE, "reused block", "shared block", "rejected drafts"),
+            *("moved row", "exchanged rows"),
+        ),
     ),
     Invariant(
         id="GDN-HIT-STATE",
@@ -132,13 +132,13 @@ def judge(case: Case, observation: Observation) -> Judgement:
             found = _judged_identity(case, call)
         judged |= found.judged
         violations += found.violations
-        if case.origin == "wired" and not isinstance(call.result, Raised):
+        if case.origin == "wired":
             judged.add("GDN-ALIGN-OWNED")
             violations += _not_owned(case, call)
     return Judgement(
         judged=frozenset(judged),
         violations=_first_of_each(violations),
-        labels=_labels(case, observation),
+        labels=labels_of(case, observation),
     )
 
 
@@ -276,18 +276,21 @@ def _judged_identity(case: Case, call: WindowCall) -> _Found:
 
 
 def _not_owned(case: Case, call: WindowCall) -> list[Violation]:
-    """Windows that are not the blocks which the KV-cache manager holds.
+    """Rows whose windows are not the blocks which the KV-cache manager holds.
 
-    The manager may have nulled a column that the worker's row still shows, for it moves
-    speculative blocks to the end of its list while rows are only appended to. That
-    block may be used as long as it is the request's own, for one state at a time.
+    The windows are those of the reference: what the call itself makes of a right row
+    breaks other laws. The manager may have nulled a column that the worker's row still
+    shows, for it moves speculative blocks to the end of its list while rows are only
+    appended to. That block may be used as long as it is the request's own, for one
+    state at a time.
     """
-    assert not isinstance(call.result, Raised)
     violations = []
-    for row, (owned, got) in enumerate(zip(call.owned, call.result, strict=False)):
+    for row, (owned, filled) in enumerate(zip(call.owned, call.table, strict=True)):
         if owned is None:
             continue
         first = case.first_column(call.seq_lens[row]) if case.mode == "align" else 0
+        window = case.window if case.mode == "align" else len(filled)
+        got = reference_window(filled, first_column=first, window=window)
         held = owned[first : first + len(got)]
         other = any(
             kept not in (block, NULL_BLOCK)
@@ -302,7 +305,7 @@ def _not_owned(case: Case, call: WindowCall) -> list[Violation]:
                 case,
                 "GDN-ALIGN-OWNED",
                 site=FILLING_SITE,
-                message=f"step {call.step}, {_where(case, call, row)}: got "
+                message=f"step {call.step}, {_where(case, call, row)}: it holds "
                 f"{list(got)} and uses {len(used)}, the KV-cache manager holds "
                 f"{list(held)} there",
                 evidence={"row": row, "got": list(got), "held": list(held)},
@@ -417,75 +420,3 @@ def _where(case: Case, call: WindowCall, row: int) -> str:
         f"row {row} (seq_len {seq_len}, block size {case.block_size}) wants columns "
         f"{first}..{first + case.window - 1} of a table of {_columns(call)} columns"
     )
-
-
-def _labels(case: Case, observation: Observation) -> frozenset[str]:
-    labels = {f"mode {case.mode}", f"{case.branch} branch"}
-    given, engine = case.given, case.engine
-    if observation.kernel and case.branch == "triton" and case.mode == "align":
-        labels.add("triton kernel")
-    if case.num_speculative_blocks and case.mode == "align":
-        labels.add(_SPECULATIVE)
-    if given is not None:
-        if given.row_gap or given.column_step > 1:
-            labels.add("non-contiguous rows")
-        if given.first_row:
-            labels.add("row slice")
-        if not given.seq_lens:
-            labels.add("no rows")
-    if engine is not None:
-        labels |= _engine_labels(case, engine)
-    for call in observation.calls:
-        labels |= _call_labels(case, call)
-    for step in observation.steps:
-        hits = [len(each.hit.blocks) for each in step.served if each.hit]
-        labels |= {"prefix hit"} if any(hits) else set()
-        labels |= {"longer prefix hit"} if max(hits, default=0) > 1 else set()
-    return frozenset(labels)
-
-
-def _engine_labels(case: Case, engine: Engine) -> set[str]:
-    labels = {f"{engine.runner} runner"}
-    if any(size != case.block_size for size in engine.attention_block_sizes):
-        labels.add("two groups of different block size")
-    if not engine.attention_block_sizes:
-        labels.add("no attention group")
-    plans = [request.decodes for request in engine.requests]
-    if any(step.accepted < step.drafts for plan in plans for step in plan):
-        labels.add("rejected drafts")
-    if any(
-        later.drafts < earlier.drafts
-        for plan in plans
-        for earlier, later in pairwise(plan)
-    ):
-        labels.add("fewer drafts than before")
-    return labels
-
-
-def _call_labels(case: Case, call: WindowCall) -> set[str]:
-    labels: set[str] = set()
-    if 0 in call.seq_lens:
-        labels.add("zero-length row")
-    # A scheduled sequence ends one token below max_model_len (`Scheduler.schedule`).
-    if case.max_model_len - (case.origin == "wired") in call.seq_lens:
-        labels.add("seq_len at max")
-    if case.mode != "align":
-        return labels
-    for row, seq_len in enumerate(call.seq_lens):
-        first = case.first_column(seq_len)
-        if first == len(call.table[row]) - 1:
-            labels.add("window in last column")
-        if first + case.window > case.documented_columns:
-            labels.add(_BEYOND)
-        owned = call.owned[row] if call.owned else None
-        if owned and set(owned) & set(call.fresh):
-            labels.add("reused block")
-        others = {
-            block
-            for other, blocks in enumerate(call.owned)
-            if other != row and blocks
-            for block in blocks
-        }
-        if owned and (set(owned) - {NULL_BLOCK}) & others:
-            labels.add("shared block")
-    return labels

@@ -167,6 +167,7 @@ class WindowCall:
         used: ``[rows]`` wired: leading entries of the window that the step reads or
             writes: one, and one per draft token.
         fresh: Blocks held in this step that a finished request had owned.
+        moves: Rows in the step before and now of requests that changed theirs.
         result: ``[rows][1 + num_speculative_blocks]``, or what was raised.
         result_shape: Shape of the result, () when it raised.
         result_dtype: Its dtype, "" when it raised.
@@ -179,6 +180,7 @@ class WindowCall:
     owned: tuple[tuple[int, ...] | None, ...] = ()
     used: tuple[int, ...] = ()
     fresh: tuple[int, ...] = ()
+    moves: tuple[tuple[int, int], ...] = ()
     result: Rows | Raised
     result_shape: tuple[int, ...]
     result_dtype: str

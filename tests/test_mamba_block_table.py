@@ -153,6 +153,29 @@ def test_windows_of_other_blocks_than_the_requests_are_found(
     assert broken(WIRED, **changes) == ["GDN-ALIGN-OWNED"]
 
 
+def test_a_wrong_window_of_a_right_row_is_the_windows_fault_alone() -> None:
+    (violation,) = judge(
+        WIRED, Observation(calls=(replace(SERVED, result=((12, 13),)),))
+    ).violations
+    assert (violation.invariant, violation.site) == ("GDN-ALIGN-WINDOW", WINDOW)
+    raised = Raised(type="RuntimeError", message="index 4", site=WINDOW)
+    wrong_row = ((11, 12, 15, 14),)
+    assert broken(WIRED, result=raised, table=wrong_row) == [
+        "GDN-ALIGN-BOUNDS",
+        "GDN-ALIGN-OWNED",
+    ]
+
+
+def test_rows_that_move_are_told_from_rows_that_change_places() -> None:
+    def labels(*moves: tuple[int, int]) -> frozenset[str]:
+        seen = Observation(calls=(replace(SERVED, moves=moves),))
+        return judge(WIRED, seen).labels & {"moved row", "exchanged rows"}
+
+    assert labels() == frozenset()
+    assert labels((2, 0)) == {"moved row"}
+    assert labels((2, 0), (0, 2)) == {"moved row", "exchanged rows"}
+
+
 def test_a_moved_block_may_still_be_used_where_it_was() -> None:
     # The manager has moved block 13 to the end of its list.
     assert (

@@ -57,6 +57,8 @@ class BatchStep:
         owned: ``[rows]`` blocks of the KV-cache manager, None for padding rows.
         used: ``[rows]`` leading window entries that the step reads or writes.
         fresh: Blocks held in this step that a finished request had owned.
+        moves: Rows of running requests before and after, where these differ; V2
+            moves none.
     """
 
     number: int
@@ -65,6 +67,7 @@ class BatchStep:
     owned: tuple[tuple[int, ...] | None, ...]
     used: tuple[int, ...]
     fresh: tuple[int, ...]
+    moves: tuple[tuple[int, int], ...]
 
 
 @dataclass(kw_only=True)
@@ -94,6 +97,7 @@ class MambaEngine:
     waiting: list[_Request]
     running: list[_Request] = field(default_factory=list)
     owned_before: set[int] = field(default_factory=set)
+    row_of: dict[str, int] = field(default_factory=dict)
     steps: list[ServedStep] = field(default_factory=list)
 
 
@@ -372,7 +376,15 @@ def _update_rows(
     for served, _ in added:
         ids = engine.manager.get_block_ids(served.request.request_id)
         _write(engine, served, partial(rows.add, served.request, ids))
-    rows.settle()
+    rows.settle(
+        {
+            served.request.request_id: (
+                served.request.num_computed_tokens,
+                served.scheduled,
+            )
+            for served in engine.running
+        }
+    )
 
 
 def _append(
@@ -412,6 +424,16 @@ def _batch(engine: MambaEngine, number: int) -> BatchStep:
         owned[row] = tuple(ids[engine.mamba_group])
         used[row] = served.scheduled if served.decode else 1
         held.update(owned[row] or ())
+    row_of = {
+        served.request.request_id: engine.rows.row(served.request.request_id)
+        for served in engine.running
+    }
+    moves = tuple(
+        (engine.row_of[name], row)
+        for name, row in row_of.items()
+        if engine.row_of.get(name, row) != row and engine.engine.runner == "v1"
+    )
+    engine.row_of = row_of
     fresh = tuple(sorted(held & engine.owned_before))
     return BatchStep(
         number=number,
@@ -420,6 +442,7 @@ def _batch(engine: MambaEngine, number: int) -> BatchStep:
         owned=tuple(owned),
         used=tuple(used),
         fresh=fresh,
+        moves=moves,
     )
 
 

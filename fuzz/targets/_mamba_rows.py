@@ -8,6 +8,7 @@ The sizing method of the real runner runs on a stand-in that has what it reads.
 import contextlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -58,6 +59,10 @@ class V1Rows:
             ),
         )
         self._batch = runner.input_batch
+        runner.kv_cache_config = config
+        # A decode of one token and all drafts (`GDNAttentionMetadataBuilder`).
+        runner.reorder_batch_threshold = 1 + case.num_speculative_blocks
+        self._reorder = partial(GPUModelRunner._may_reorder_batch, runner)  # noqa: SLF001
         self._mamba_group = len(engine.attention_block_sizes)
 
     @property
@@ -95,9 +100,23 @@ class V1Rows:
         """A request leaves the batch; `settle` must follow."""
         self._batch.remove_request(request_id)
 
-    def settle(self) -> None:
-        """Close the holes that removed requests left (`_update_states`)."""
+    def settle(self, scheduled: dict[str, tuple[int, int]]) -> None:
+        """Close the holes of removed requests, then put decodes first.
+
+        In the order of `GPUModelRunner._update_states`.
+
+        Args:
+            scheduled: By request ID, the tokens computed before the step and those of
+                the step.
+        """
+        for request_id, (computed, _) in scheduled.items():
+            self._batch.num_computed_tokens_cpu[self.row(request_id)] = computed
         self._batch.condense()
+        if scheduled:
+            tokens = {
+                request_id: of_step for request_id, (_, of_step) in scheduled.items()
+            }
+            self._reorder(SimpleNamespace(num_scheduled_tokens=tokens))
         self._batch.refresh_metadata()
 
     def table(self, *, rows: int, padded: int) -> "torch.Tensor":
@@ -238,7 +257,7 @@ class V2Rows:
 
         return interpreted_kernels(block_table, buffer_utils, pointer_tables=True)
 
-    def settle(self) -> None:
+    def settle(self, scheduled: dict[str, tuple[int, int]]) -> None:  # noqa: ARG002
         """Write what was staged (`BlockTables.apply_staged_writes`)."""
         with self._kernels():
             self._tables.apply_staged_writes()

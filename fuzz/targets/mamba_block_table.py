@@ -183,6 +183,7 @@ def _called(
         owned=step.owned if step else (),
         used=step.used if step else (),
         fresh=step.fresh if step else (),
+        moves=step.moves if step else (),
         result=raised or _rows(result),
         result_shape=() if raised else tuple(result.shape),
         result_dtype="" if raised else str(result.dtype).removeprefix("torch."),

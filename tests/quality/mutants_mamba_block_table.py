@@ -178,6 +178,36 @@ WRITTEN: tuple[Mutant, ...] = (
         size=640,
     ),
     Mutant(
+        name="half an exchange: rows of blocks change places, their lengths do not",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=TABLES,
+                function="BlockTable.swap_row",
+                old="= self.num_blocks_per_row[tgt_src]",
+                new="= self.num_blocks_per_row[src_tgt]",
+            ),
+        ),
+        invariants=("GDN-ALIGN-OWNED", "GDN-TABLE-FITS"),
+        cases=400,
+        size=640,
+    ),
+    Mutant(
+        name="no exchange: rows of blocks stay where others took their place",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=TABLES,
+                function="BlockTable.swap_row",
+                old="self.block_table.np[src_tgt] = self.block_table.np[tgt_src]",
+                new="pass",
+            ),
+        ),
+        invariants=("GDN-ALIGN-OWNED",),
+        cases=200,
+        size=640,
+    ),
+    Mutant(
         name="wrong state: a hit names the block of the first boundary",
         origin="wired",
         edits=(
@@ -189,7 +219,7 @@ WRITTEN: tuple[Mutant, ...] = (
             ),
         ),
         invariants=("GDN-HIT-STATE",),
-        cases=200,
+        cases=400,
         size=640,
     ),
     Mutant(
@@ -204,7 +234,7 @@ WRITTEN: tuple[Mutant, ...] = (
             ),
         ),
         invariants=("GDN-HIT-STATE",),
-        cases=400,
+        cases=1200,
         size=640,
     ),
 )
@@ -213,6 +243,8 @@ MECHANICAL: tuple[tuple[tuple[str, ...], str], ...] = (
     (BACKENDS, WINDOW),
     (BACKENDS, KERNEL),
     (TABLES, "BlockTable.append_row"),
+    (TABLES, "BlockTable.move_row"),
+    (TABLES, "BlockTable.swap_row"),
     (MANAGERS, "MambaManager.find_longest_cache_hit"),
     (SPECS, "MambaSpec.max_num_blocks_per_req"),
 )
