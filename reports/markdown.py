@@ -1,7 +1,8 @@
 """The report as GitHub markdown that fits into a comment on a merge.
 
-What decides comes first: verdict, reasons, findings; then invariants, the worst first.
-Each section has a size of its own, and what had to be left out is counted.
+What decides comes first: verdict, reasons, findings; then invariants, the worst first,
+those that held folded away. Each section has a size of its own, and what had to be left
+out is counted.
 """
 
 import re
@@ -52,22 +53,34 @@ _LINK = re.compile(r"https://[\w./#?=&%~+-]+")
 def markdown(report: Report, decision: Decision) -> str:
     """The page, below `SIZE_MAX_BYTES` of UTF-8 whatever the report holds."""
     reasons = [f"- **{each.exit}** {prose(each.text)}" for each in decision.reasons]
+    held = [row for row in report.rows if row.verdict == "held"]
+    others = [row for row in report.rows if row.verdict != "held"]
     sections = (
         _Section("", reasons, 14_000),
         _Section("Notes", [f"- {prose(note)}" for note in decision.notes], 5_000),
         _Section("Findings", [_finding(each) for each in news(report)], 22_000),
         _Section("Known findings", _known(report), 5_000),
-        _Section("Invariants", _rows(report.rows), 9_000, lead=_ROWS_LEAD),
+        _Section("Invariants", _rows(others), 6_000, lead=_ROWS_LEAD),
+        _Section(
+            "",
+            _rows(held),
+            3_000,
+            lead=f"<details><summary>{counted(len(held), 'row')} held</summary>\n\n"
+            + _ROWS_LEAD,
+            end="\n</details>",
+        ),
         _Section("Run", _run(report), 3_000),
     )
     parts = [
         f"## kvfuzz {EXIT_WORDS[decision.exit]} (exit {decision.exit})",
         prose(headline(report)),
     ]
+    rest = _place(report)
     spare = 0
     for section in sections:
         if section.items:
-            parts.append(_text(section, size_max=section.size_max + spare))
+            size_max = section.size_max + spare
+            parts.append(_text(section, size_max=size_max, rest=rest))
         size = len(parts[-1].encode()) if section.items else 0
         spare = max(0, spare + section.size_max - size)
     return "\n\n".join(parts) + "\n"
@@ -81,20 +94,28 @@ class _Section:
     items: Sequence[str]
     size_max: int
     lead: str = ""
+    end: str = ""
 
 
-def _text(section: _Section, *, size_max: int) -> str:
+def _place(report: Report) -> str:
+    """Where everything is that a page has no room for."""
+    runs = [each.run for each in report.machines]
+    folder = f"reports/runs/{runs[0]}" if len(runs) == 1 else "the merged run's folder"
+    return prose(f"report.json in {folder}")
+
+
+def _text(section: _Section, *, size_max: int, rest: str) -> str:
     shown = [f"### {section.title}\n"] if section.title else []
     shown += [section.lead] if section.lead else []
-    size = sum(len(each.encode()) + 1 for each in shown)
+    size = sum(len(each.encode()) + 1 for each in (*shown, section.end))
     for number, item in enumerate(section.items):
         size += len(item.encode()) + 1
         if size > size_max:
             left_out = len(section.items) - number
-            shown.append(f"\n… and {left_out:,} more, see report.json")
+            shown.append(f"\n… and {left_out:,} more: see {rest}")
             break
         shown.append(item)
-    return "\n".join(shown)
+    return "\n".join([*shown, section.end] if section.end else shown)
 
 
 def prose(text: str) -> str:

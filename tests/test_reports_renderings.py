@@ -13,6 +13,7 @@ from reports.decide import Decision, decide
 from reports.document import Report
 from reports.events import (
     Absent,
+    CatalogueEntry,
     Event,
     Problem,
     RunStarted,
@@ -264,6 +265,8 @@ def test_hostile_text_cannot_steer_the_page() -> None:
     assert [re.sub(r"\s+", " ", each).strip() for each in html] == [
         f"<details><summary>{title}</summary>",
         "</details>",
+        "<details><summary>4 rows held</summary>",
+        "</details>",
     ]
     # Outside code nobody is called and no issue is linked.
     prose_shown = " ".join(t.content for t in inlines if t.type == "text")
@@ -340,7 +343,8 @@ def test_the_page_fits_into_a_comment_and_counts_what_it_left_out() -> None:
     assert len(text.encode()) < SIZE_MAX_BYTES
     shown = len(re.findall(r"^\*\*page-size-", text, re.MULTILINE))
     (left_out,) = re.findall(
-        r"… and (\d+) more, see report.json", text.split("### Invariants")[0][-200:]
+        r"… and (\d+) more: see report.json in reports/runs/20260101T000000Z-aaaa$",
+        text.split("### Invariants")[0].rstrip(),
     )
     assert 0 < shown == 200 - int(left_out)
     for title in ("### Findings", "### Invariants", "### Run"):
@@ -348,7 +352,7 @@ def test_the_page_fits_into_a_comment_and_counts_what_it_left_out() -> None:
 
 
 def test_the_page_of_a_finding_without_case_or_exception_has_neither() -> None:
-    assert "<details>" not in page(replayed("REPRODUCED"))
+    assert "smallest case" not in page(replayed("REPRODUCED"))
     text = page(found(exception=""))
     assert "- site: `unify_kv_cache_spec_page_size`\n" in text
 
@@ -356,6 +360,47 @@ def test_the_page_of_a_finding_without_case_or_exception_has_neither() -> None:
 def test_a_page_with_room_leaves_nothing_out() -> None:
     findings = [found(f"page-size-{n:08x}", case=LARGE_CASE) for n in range(8)]
     assert "see report.json" not in page(*findings)
+
+
+def test_invariants_that_held_are_folded_away() -> None:
+    text = page(found())
+    opened, _, folded = text.partition("<details><summary>4 rows held</summary>\n\n")
+    folded, _, after = folded.partition("\n\n</details>\n\n")
+    assert [verdict(row) for row in rows_of(opened)] == ["violated"]
+    assert [verdict(row) for row in rows_of(folded)] == ["held"] * 4
+    assert after.startswith("### Run")
+    assert "### Invariants" not in page()
+    assert "5 rows held" in page()
+
+
+def test_a_fold_is_closed_whatever_had_to_be_left_out() -> None:
+    catalogue = tuple(
+        CatalogueEntry(
+            id=f"PAGE-{n}",
+            target="page_size",
+            statement="ü" * 300,
+            severity="crash",
+            wired=(),
+            contract=(),
+        )
+        for n in range(500)
+    )
+    judged = {entry.id: 100 for entry in catalogue}
+    shards = [shard_finished(name, judged=judged) for name in SHARDS]
+    text = page(*shards, start=started(catalogue=catalogue))
+    assert len(text.encode()) < SIZE_MAX_BYTES
+    folded = text.partition("<details><summary>1,000 rows held</summary>")[2]
+    folded, _, after = folded.partition("\n</details>\n")
+    assert re.search(r"\n\n… and \d+ more: see report.json in [^\n]+\n$", folded)
+    assert after.lstrip().startswith("### Run")
+
+
+def rows_of(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("| `")]
+
+
+def verdict(row: str) -> str:
+    return row.split(" | ")[2]
 
 
 def test_junit_has_a_case_for_each_row_and_one_for_the_run() -> None:
