@@ -355,7 +355,13 @@ def find_controls(worker: Worker, target: str) -> bool:
     unfit: list[str] = []
     for control in controls:
         try:
-            result = find_control(worker.executor, rooms, control, seed=worker.run.seed)
+            result = find_control(
+                worker.executor,
+                rooms,
+                control,
+                seed=worker.run.seed,
+                silenced=worker.run.silenced,
+            )
         except EditError as error:
             unfit.append(f"{control.name}: cannot be planted: {error}")
             continue

@@ -27,6 +27,7 @@ def find_planted(
     budget: int,
     seed: int,
     invariants: frozenset[str] | None = None,
+    silenced: frozenset[str] = frozenset(),
     shrink_cases: int = 0,
 ) -> SearchResult:
     """Search until the plant is found, or the budget is spent.
@@ -39,6 +40,8 @@ def find_planted(
         budget: Cases to run, those of shrinking left out.
         seed: Same seed, same cases.
         invariants: Ids any of which must break; None for any at all.
+        silenced: Ids of known faults, which prove nothing: a plant may let a case
+            reach one that the tree as it is does not show on it.
         shrink_cases: As for `search`; 0 for no shrinking.
     """
 
@@ -48,6 +51,7 @@ def find_planted(
             violation
             for violation in judgement.violations
             if invariants is None or violation.invariant in invariants
+            if violation.key.id not in silenced
         ]
         if broken and edits:
             alone = executor.judge(rooms, case)
@@ -67,9 +71,16 @@ def find_planted(
 
 
 def find_control(
-    executor: Executor, rooms: Rooms, control: Control, *, seed: int
+    executor: Executor,
+    rooms: Rooms,
+    control: Control,
+    *,
+    seed: int,
+    silenced: frozenset[str] = frozenset(),
 ) -> SearchResult:
     """Look for a target's control within the cases that it states.
+
+    The other arguments are those of `find_planted`.
 
     Raises:
         EditError: When none of its edits fits the tree.
@@ -83,6 +94,7 @@ def find_control(
         budget=control.cases,
         seed=derived_seed(seed, "control", control.name),
         invariants=frozenset({control.invariant}),
+        silenced=silenced,
     )
 
 

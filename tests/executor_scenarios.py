@@ -17,6 +17,7 @@ import pytest
 from fuzz.edits import EditError, SourceEdit, applied
 from fuzz.execution import Executor
 from fuzz.isolation import IsolationError
+from fuzz.planted import find_control
 from fuzz.rooms import Rooms, add_folder, load, target_module
 from fuzz.trees import activate
 from invariants.model import Death, decode
@@ -112,6 +113,17 @@ def wrong_result_of_a_reused_process(executor: Executor, rooms: Rooms) -> None:
     assert executor.take_culprits() == ()
 
 
+def known_fault_that_a_plant_unmasks(executor: Executor, rooms: Rooms) -> None:
+    """A fault of the ledger is no proof that the plant was found."""
+    (control,) = target_module("toy").CONTROLS
+    fitting_here = replace(control, edits=(ROUND_DOWN,), invariant="TOY-BLOCKS")
+    (fault,) = find_control(executor, rooms, fitting_here, seed=1).faults
+    known = frozenset({fault.violation.key.id})
+    again = find_control(executor, rooms, fitting_here, seed=1, silenced=known)
+    assert again.faults == ()
+    assert again.cases == control.cases
+
+
 def overhead_in_process(executor: Executor, rooms: Rooms) -> None:
     """Executing here costs a few microseconds beside calling the target."""
     target = target_module("toy")
@@ -136,6 +148,7 @@ SCENARIOS = {
     edits_in_process: "Runtime()",
     overhead_in_process: "Runtime()",
     isolated: None,
+    known_fault_that_a_plant_unmasks: None,
     wrong_result_of_a_reused_process: None,
     another_triton_mode: 'Runtime(triton="interpret")',
 }

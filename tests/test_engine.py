@@ -310,7 +310,7 @@ def test_a_control_that_does_not_fit_the_tree_is_told_as_missed(
     assert done.returncode == 2, done.stdout
     (control,) = (c for c in report_of(home)["controls"] if c["name"] == "toy")
     assert control["outcome"] == "not found"
-    assert "toy: rounds down: cannot be planted" in control["message"]
+    assert "toy: aborts: cannot be planted" in control["message"]
     assert "EditError" not in done.stdout
 
 

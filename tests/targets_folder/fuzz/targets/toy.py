@@ -22,17 +22,18 @@ RUNTIME = Runtime(isolated=True, timeout_s=3.0, memory_bytes=1 << 29)
 
 CONTROLS = (
     Control(
-        name="toy: rounds down",
+        name="toy: aborts",
         origin="contract",
         edits=(
             SourceEdit(
                 modules=("vllm.utils.math_utils",),
                 function="cdiv",
                 old="-(a // -b)",
-                new="a // b",
+                new="__import__('os').abort()",
             ),
         ),
-        invariant="TOY-BLOCKS",
+        # Tests put faults of the other law into the ledger, which prove no control.
+        invariant="TOY-ALIVE",
         cases=10,
     ),
 )
