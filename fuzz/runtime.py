@@ -17,7 +17,8 @@ class Runtime:
             for its interpreter.
         isolated: Whether a case may kill its process; such cases run in another.
         timeout_s: How long one isolated case may take.
-        memory_bytes: Resident memory that one isolated case may reach.
+        memory_bytes: Resident memory that one isolated case may reach, mapped files
+            left out.
     """
 
     platform: Literal["cpu"] = "cpu"

@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -167,12 +168,16 @@ def _awaited(child: "subprocess.Popen[bytes]", out: Path, runtime: Runtime) -> s
 
 
 def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 where the system does not tell or it ended."""
+    """Resident memory of a process, mapped files (libraries) left out.
+
+    0 where the system does not tell, or the process ended.
+    """
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE)
+    return sum(1024 * int(kibibytes) for kibibytes in sizes)
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:

@@ -5,13 +5,14 @@ Processes are recognised by a mark in their environment, whoever their parent is
 """
 
 import json
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from fuzz.isolation import CASES_PER_CHILD, Isolation, IsolationError
 from fuzz.runtime import Runtime
 from fuzz.trees import Tree, resolve
 from invariants.model import Death
+from reproducers import standalone
 from tests.toys import TOYS, alive, case, marked, toy_tree, wait_until
 
 
@@ -168,6 +170,41 @@ def test_an_answer_may_come_in_pieces() -> None:
     child.close()
     theirs.close()
     os.close(their_stderr_fd)
+
+
+def child_memory(pid: int) -> int:
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    stderr_fd = os.open(os.devnull, os.O_RDONLY)
+    forked = Forked(pid=pid, timeout_s=60.0, memory_bytes=0)
+    child = Child(forked, target="toy", channel=ours, stderr_fd=stderr_fd)
+    resident_bytes = child.resident_bytes()
+    child.close()
+    return resident_bytes
+
+
+@pytest.mark.parametrize("measure", [child_memory, standalone._resident_bytes])
+def test_memory_is_what_a_process_fills_itself(
+    measure: Callable[[int], int], tmp_path: Path
+) -> None:
+    size, slack = 64 << 20, 8 << 20
+
+    def grown(memory: mmap.mmap) -> int:
+        before = measure(os.getpid())
+        for start in range(0, size, mmap.PAGESIZE):
+            memory[start] += 1
+        return measure(os.getpid()) - before
+
+    library = tmp_path / "library.so"
+    library.write_bytes(bytes(size))
+    with (
+        library.open("r+b") as file,
+        mmap.mmap(file.fileno(), size) as mapped,
+    ):
+        assert abs(grown(mapped)) < slack
+    for flags in (mmap.MAP_PRIVATE, mmap.MAP_SHARED):
+        with mmap.mmap(-1, size, flags=flags | mmap.MAP_ANONYMOUS) as memory:
+            assert abs(grown(memory) - size) < slack
 
 
 def test_only_the_last_words_are_kept(isolation: Isolation) -> None:
