@@ -76,8 +76,8 @@ def load(path: Path) -> Report:
         )
     if not path.is_file():
         raise ReportError(
-            f"no report at {path}: run pytest fuzz/ first, or give the path of a "
-            "report.json or of a run's folder"
+            f"no report at {path}: run pytest fuzz/ first, see why python -m reports "
+            "merge made none, or give the path of a report.json or of a run's folder"
         )
     return _decoded(path)
 
