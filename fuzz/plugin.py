@@ -5,6 +5,8 @@ resolves the tree and folds the events; workers run shards and write events to f
 State lives in `config.stash`; nothing needs the controller to survive.
 """
 
+import argparse
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -54,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cases of each property, instead of the profile's",
     )
     group.addoption(
-        "--minutes", type=float, help="time budget of the soak profile (default: 60)"
+        "--minutes", type=_minutes, help="time budget of the soak profile (default: 60)"
     )
     group.addoption(
         "--num-shards",
@@ -83,9 +85,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
+    """A count of 1 or more.
+
+    Raises:
+        argparse.ArgumentTypeError: Otherwise; pytest shows it with the option's name.
+    """
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no count: give a whole number, 1 or more"
+        )
+    return int(text)
+
+
+def _minutes(text: str) -> float:
+    """A length of time that ends.
+
+    Raises:
+        argparse.ArgumentTypeError: Otherwise; pytest shows it with the option's name.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no length of time: give minutes above 0, such as 90 or 0.5"
+        )
     return value
 
 
@@ -118,6 +143,11 @@ def _chosen_profile(config: pytest.Config) -> Profile:
 
 def _check_shards(config: pytest.Config, profile: Profile) -> None:
     count, part = config.getoption("--num-shards"), config.getoption("--shard-id")
+    if count == 1 and part != 0:
+        raise pytest.UsageError(
+            f"--shard-id {part} is one of several machines' parts: say with "
+            "--num-shards how many share the run"
+        )
     if not 0 <= part < count:
         raise pytest.UsageError(
             f"--shard-id {part} is not a part of --num-shards {count}; expected "

@@ -25,7 +25,15 @@ from invariants.model import (
     digest,
     encode,
 )
-from reproducers.case_file import FoundOn, FutureCase, Refused, Saved, check_id, parsed
+from reproducers.case_file import (
+    ID_PATTERN,
+    FoundOn,
+    FutureCase,
+    Refused,
+    Saved,
+    check_id,
+    parsed,
+)
 from reproducers.flatten import ScriptError
 from reproducers.script import json_text, script
 
@@ -57,7 +65,8 @@ def _not_there(store: Path, id_: str) -> CaseError:
 
 def _suggestion(store: Path, id_: str) -> str:
     """The end of an error about an ID: what may have been meant, "" if nothing."""
-    near = difflib.get_close_matches(id_, _names(store), n=3, cutoff=0.6)
+    ids = [name for name in _names(store) if ID_PATTERN.fullmatch(name) and name != id_]
+    near = difflib.get_close_matches(id_, ids, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

@@ -269,12 +269,16 @@ def test_a_worker_that_dies_voids_the_run_and_loses_nothing(
     ("options", "told"),
     [
         (("--num-shards", "2", "--shard-id", "2"), "expected 0 to 1"),
+        (("--shard-id", "9"), "say with --num-shards how many share the run"),
         (("--num-shards", "99"), "use at most as many machines"),
         (("--minutes", "5"), "--profile soak"),
         (("--replay", "toy-00000000"), "no such saved fault"),
         (("--targets", "/nowhere"), "is not a folder"),
         (("--profile", "weekly"), "invalid choice"),
-        (("--cases", "0"), "invalid"),
+        (("--cases", "0"), "--cases: '0' is no count: give a whole number, 1 or"),
+        (("--num-shards", "0"), "--num-shards: '0' is no count"),
+        (("--profile", "soak", "--minutes", "nan"), "'nan' is no length of time"),
+        (("--profile", "soak", "--minutes=-1"), "give minutes above 0"),
     ],
 )
 def test_wrong_options_are_refused_with_what_to_do(

@@ -238,6 +238,10 @@ def test_a_typing_error_in_an_id_is_met_with_the_ids_that_are_near(
     typo = name[:-1] + ("0" if name[-1] != "0" else "1")
     with pytest.raises(CaseError, match=f"no saved case '{typo}'.*did you mean {name}"):
         read(tmp_path, typo)
+    (tmp_path / f"{name}-old").mkdir()
+    with pytest.raises(CaseError, match=f"did you mean {name}\\?") as caught:
+        read(tmp_path, f"{name}-old")
+    assert f"mean {name}-old" not in str(caught.value)
     with pytest.raises(CaseError, match=f"not a fault ID.*did you mean {name}"):
         read(tmp_path, name + "x")
 
