@@ -92,7 +92,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     _law(
         "PAGE-FIELDS",
         "corruption",
-        "Heads, sizes, dtypes, windows and states of a layer stay what they were.",
+        "Everything that a layer's spec says but block size and padding stays.",
         contract=_UNIFIED,
         wired=_PLANNED,
     ),

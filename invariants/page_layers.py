@@ -17,6 +17,15 @@ from invariants.specs import (
     content_bytes,
 )
 
+# What planning for a drafter, or the spec that a group shares, may say anew of a layer:
+# a window that is only noted, and what holds for the group if for any of its layers.
+REPLANNED = frozenset(
+    (
+        *("sliding_window", "attention_chunk_size", "extra_retained_tokens"),
+        *("non_causal", "is_draft"),
+    )
+)
+
 
 class Fault(NamedTuple):
     """A broken law: its invariant's id, and the cause with its numbers."""
@@ -57,7 +66,10 @@ def layer_faults(
                 f"{final.page_bytes}, and the release has no reader for that",
             )
         )
-    if changed := _changed(old, new, promoted=promoted):
+    changed = _changed(old, new, promoted=promoted) or _told_anew(
+        given, final, replanned=promotes, promoted=promoted
+    )
+    if changed:
         faults.append(Fault("PAGE-FIELDS", f"{name}: {changed}"))
     if _half_empty(given, final, content):
         faults.append(
@@ -145,6 +157,18 @@ def _changed(old: LayerSpec, new: LayerSpec, *, promoted: bool) -> str | None:
     multiple = 1 if old.mamba is not None else new.block_size // old.block_size
     if new.block_size != old.block_size * multiple and not promoted:
         return f"blocks of {old.block_size} tokens became blocks of {new.block_size}"
+    return None
+
+
+def _told_anew(
+    given: SeenLayer, final: SeenLayer, *, replanned: bool, promoted: bool
+) -> str | None:
+    """The first field beyond those that are modelled which says something else."""
+    before, after = dict(given.fields), dict(final.fields)
+    names = before.keys() & after.keys() if promoted else before.keys() | after.keys()
+    for name in sorted(names - REPLANNED if replanned else names):
+        if before.get(name) != after.get(name):
+            return f"{name} {before.get(name)} became {after.get(name)}"
     return None
 
 

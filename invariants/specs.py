@@ -89,11 +89,17 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenLayer:
-    """A layer's spec as the tree holds it, and the page size that the tree says."""
+    """A layer's spec as the tree holds it, and the page size that the tree says.
+
+    Attributes:
+        fields: All that the tree's spec says beside its block size and padding, by
+            name, as text: more than `spec` models.
+    """
 
     name: str
     page_bytes: Bytes
     spec: LayerSpec
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 def content_bytes(spec: LayerSpec) -> int:

@@ -143,6 +143,21 @@ def test_each_wrong_result_breaks_its_law(
     assert law in unify_broken(GIVEN, result)
 
 
+def test_what_a_spec_says_beyond_its_shape_stays() -> None:
+    told = (("extra_retained_tokens", "3"), ("kv_quant_mode", "1"))
+    given = (GIVEN[0], replace(GIVEN[1], fields=told))
+    assert unify_broken(given, (GOOD[0], given[1])) == set()
+    for changed in (told[:1], told[1:], (told[0], ("kv_quant_mode", "0"))):
+        final = replace(GIVEN[1], fields=changed)
+        assert unify_broken(given, (GOOD[0], final)) == {"PAGE-FIELDS"}
+    # Planning tells a drafter's window anew, and nothing else.
+    layers = (LAYERS[0], replace(LAYERS[1], fields=told))
+    for changed, laws in ((told[1:], set()), (told[:1], {"PAGE-FIELDS"})):
+        final = replace(LAYERS[1], fields=changed)
+        plan = replace(PLAN, layers=layers, groups=((LAYERS[0],), (final,)))
+        assert broken(plan) == laws
+
+
 def test_calls_that_disagree_break_their_laws() -> None:
     other = Unified(raised=None, layers=GIVEN)
     assert unify_broken(GIVEN, GOOD, kept=GOOD) == {"PAGE-UNIFY-INPUT"}

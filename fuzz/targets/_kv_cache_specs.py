@@ -5,6 +5,7 @@ call packed and padded content differs, and those differences end here.
 """
 
 import ast
+import dataclasses
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,16 @@ from invariants.specs import (
 
 PLANNING_MODULES = ("vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
 UNIFY_FUNCTION = "unify_kv_cache_spec_page_size"
+# Fields on which no page depends, told to every spec whose class has them: a spec that
+# is made anew without them shows.
+TOLD = {
+    "extra_retained_tokens": 3,
+    "is_draft": True,
+    "max_tp_shards": 2,
+    "non_causal": True,
+    "num_prefill_checkpoint_blocks": 1,
+    "topk_buffer_width": 8,
+}
 PADDABLE_ATTENTION: tuple[Kind, ...] = ("full", "sliding_window", "chunked_local")
 
 
@@ -87,6 +98,7 @@ def made(spec: LayerSpec) -> Any:
             page_size_padded=spec.page_size_padded,
             mamba_cache_mode=spec.mamba.cache_mode,
             num_speculative_blocks=spec.mamba.num_speculative_blocks,
+            **_told(interface.MambaSpec),
         )
     shape = spec.attention
     assert shape is not None
@@ -100,10 +112,12 @@ def made(spec: LayerSpec) -> Any:
         "head_size": shape.head_size,
         "dtype": getattr(torch, shape.dtype),
     }
+    whole = modes.FP8_PER_TENSOR if common["dtype"].itemsize == 1 else modes.NONE
+    common["kv_quant_mode"] = whole if shape.scales == "none" else scaled
     if spec.kind == "mla":
-        return interface.MLAAttentionSpec(**common, alignment=shape.alignment)
+        mla = interface.MLAAttentionSpec
+        return mla(**common, **_told(mla), alignment=shape.alignment)
     common["page_size_padded"] = spec.page_size_padded
-    common["kv_quant_mode"] = modes.NONE if shape.scales == "none" else scaled
     if spec.kind == "chunked_local":
         kind = interface.ChunkedLocalAttentionSpec
         common["attention_chunk_size"] = shape.window
@@ -120,7 +134,11 @@ def made(spec: LayerSpec) -> Any:
         # Since 0.26 the backend tells a spec what scales cost; the content is the same.
         size = shape.head_size + shape.head_size_v
         common["state_content_bytes"] = size * common["dtype"].itemsize + 8
-    return kind(**common)
+    return kind(**common, **_told(kind))
+
+
+def _told(kind: Any) -> dict[str, Any]:
+    return {name: TOLD[name] for name in TOLD if name in kind.__dataclass_fields__}
 
 
 def seen(name: str, spec: Any) -> SeenLayer:
@@ -130,7 +148,16 @@ def seen(name: str, spec: Any) -> SeenLayer:
         AssertionError: The object says it is padded to less than it holds.
         ValueError: An object of a class that is not modelled.
     """
-    return SeenLayer(name=name, page_bytes=spec.page_size_bytes, spec=_value(spec))
+    return SeenLayer(
+        name=name,
+        page_bytes=spec.page_size_bytes,
+        spec=_value(spec),
+        fields=tuple(
+            (field.name, str(getattr(spec, field.name)))
+            for field in dataclasses.fields(spec)
+            if field.name not in ("block_size", "page_size_padded")
+        ),
+    )
 
 
 def kind_of(spec: Any) -> Kind:

@@ -65,6 +65,25 @@ WRITTEN: tuple[Mutant, ...] = (
         size=900,
     ),
     Mutant(
+        name="forgets that a cache is fp8 while it gives it longer blocks",
+        origin="contract",
+        edits=(
+            _edit(
+                UNIFY,
+                "new_spec = replace(layer_spec, block_size=new_block_size)",
+                "mode = layer_spec.kv_quant_mode\n"
+                "                mode = type(mode)(0) if mode == 1 else mode\n"
+                "                new_spec = replace(\n"
+                "                    layer_spec, block_size=new_block_size, "
+                "kv_quant_mode=mode\n"
+                "                )",
+            ),
+        ),
+        invariants=("PAGE-FIELDS",),
+        cases=300,
+        size=900,
+    ),
+    Mutant(
         name="takes the first layer's page for the largest",
         origin="contract",
         edits=(
