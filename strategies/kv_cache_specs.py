@@ -21,10 +21,8 @@ from invariants.specs import (
     content_bytes,
     page_bytes,
 )
+from strategies.block_sizes import DEPLOYED_BLOCK_SIZES
 
-# Block sizes that hybrid models are really served with: attention blocks grown to hold
-# one recurrent state.
-DEPLOYED_BLOCK_SIZES = (160, 528, 544, 560, 640, 784, 880, 1056, 1072, 1536, 1600)
 PLAIN_BLOCK_SIZES = (1, 16, 2, 3, 15, 17, 32, 64, 127, 128, 256, 1024)
 HEADS = (1, 2, 3, 4, 5, 8, 16)
 HEAD_SIZES = (1, 64, 128, 96, 192, 256, 512, 576)

@@ -18,7 +18,8 @@ from invariants.mamba_table_values import (
 )
 from invariants.model import Origin
 from invariants.scheduling import columns_for
-from strategies.prefix_layouts import DEPLOYED_BLOCK_SIZES, block_sizes
+from strategies.block_sizes import DEPLOYED_BLOCK_SIZES
+from strategies.prefix_layouts import block_sizes
 from strategies.spec_lengths import spec_lengths
 
 # Most cases are aligned ones; the other modes hand the table through.

@@ -13,15 +13,10 @@ from random import Random
 from hypothesis import strategies as st
 
 from invariants.scheduling import NULL_BLOCK, PrefixLayout, Row, columns_for
+from strategies.block_sizes import ATTENTION_BLOCK_SIZES, DEPLOYED_BLOCK_SIZES
 from strategies.pool_sizes import pool_sizes
 
 SMALL_BLOCK_SIZES = (1, 2, 3, 4, 8)
-# Block sizes of real deployments: plain attention, and attention blocks grown until
-# their page is as large as a recurrent state (vllm/platforms/interface.py, 0.20.1).
-DEPLOYED_BLOCK_SIZES = (
-    *(16, 32, 64, 128, 160, 256, 528, 544, 560, 640, 784, 880),
-    *(1056, 1072, 1088, 1536, 1600),
-)
 # A group's block size as a multiple of the smallest one, and the trailing columns it
 # keeps (0: all). Simplest first.
 _GROUP_KINDS = ((1, 0), (2, 0), (4, 0), (3, 0), (1, 2), (1, 1), (2, 1), (4, 2))
@@ -37,7 +32,12 @@ def block_sizes(*, min_size: int = 1, max_size: int = 1600) -> st.SearchStrategy
         raise ValueError(
             f"block_sizes wants 1 <= min_size <= max_size, got {min_size}, {max_size}"
         )
-    known = (*SMALL_BLOCK_SIZES, *DEPLOYED_BLOCK_SIZES, min_size, max_size)
+    known = (
+        *SMALL_BLOCK_SIZES,
+        *ATTENTION_BLOCK_SIZES,
+        *DEPLOYED_BLOCK_SIZES,
+        *(min_size, max_size),
+    )
     return st.sampled_from(sorted({s for s in known if min_size <= s <= max_size}))
 
 

@@ -1,17 +1,16 @@
 """KV-cache specs: what the strategies reach, how they shrink, what they keep."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import strategies
 from invariants.model import decode, encode
 from invariants.page_size import Case
 from invariants.specs import KINDS, Kind, LayerSpec, content_bytes, flaw, page_bytes
-from strategies.kv_cache_specs import (
-    DEPLOYED_BLOCK_SIZES,
-    block_sizes,
-    kv_cache_mixes,
-    kv_cache_specs,
-)
+from strategies.block_sizes import DEPLOYED_BLOCK_SIZES
+from strategies.kv_cache_specs import block_sizes, kv_cache_mixes, kv_cache_specs
 from strategies.page_size import cases
 from tests.strategy_search import find_any, minimal
 
@@ -66,6 +65,16 @@ def test_bounds_are_kept_and_checked() -> None:
         kv_cache_specs(max_kv_heads=0)
     with pytest.raises(ValueError, match="max_layers >= 4, got 3"):
         cases(origin="wired", max_layers=3)
+
+
+def test_block_sizes_of_deployments_are_listed_once() -> None:
+    folder = Path(strategies.__file__ or "").parent
+    lists = [
+        each.name
+        for each in sorted(folder.glob("*.py"))
+        if sum(str(s) in each.read_text("utf-8") for s in DEPLOYED_BLOCK_SIZES) > 3
+    ]
+    assert lists == ["block_sizes.py"]
 
 
 def test_block_sizes_of_deployments_can_be_left_out() -> None:

@@ -99,11 +99,11 @@ def test_the_fixes_satisfy_every_law(release: str, origin: str, count: int) -> N
 
 
 def test_strategies_hold_no_number_of_a_known_fault() -> None:
-    from strategies import kv_cache_specs, page_size
+    from strategies import block_sizes, kv_cache_specs, page_size
 
     text = "".join(
         Path(module.__file__ or "").read_text(encoding="utf-8")
-        for module in (kv_cache_specs, page_size)
+        for module in (block_sizes, kv_cache_specs, page_size)
     )
     for number in ("2228224", "2_228_224", "1088", "133120", "264192", "540672"):
         assert number not in text
