@@ -13,6 +13,7 @@ import time
 
 from fuzz import rooms
 from fuzz.campaign import Run
+from fuzz.runtime import Runtime
 from invariants.model import Invariant
 from reports.events import CatalogueEntry, LedgerRecord, RunStarted, TreeRecord
 
@@ -52,7 +53,7 @@ def run_started(
         triton=_version("triton"),
         hypothesis=_version("hypothesis"),
         python=platform.python_version(),
-        platform="cpu",
+        platform=Runtime().platform,
         command=shlex.join(["pytest", *sys.argv[1:]]),
         target_folders=tuple(str(each.resolve()) for each in run.target_folders),
         catalogue=catalogue(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from fuzz.campaign import Run, Saved, Worker
 from fuzz.controller import LedgerUnusable
 from fuzz.rooms import Rooms, load
+from fuzz.runtime import Runtime
 from fuzz.search import Fault
 from invariants.model import CaseError
 from reports.events import LedgerRecord, Problem, Replayed
@@ -142,7 +143,7 @@ def _found_on(run: Run) -> FoundOn:
         version=run.tree.version,
         digest=run.tree.digest,
         patches=run.tree.patches,
-        platform="cpu",
+        platform=Runtime().platform,
         torch=version("torch"),
         triton=version("triton"),
         python=platform.python_version(),

@@ -37,6 +37,8 @@ ALLOWED_BESIDE = {
 }
 SUBJECT_ROOMS = ("fuzz.targets", "reproducers.fixes")
 HEAVY = ("torch", "numpy", "triton", "vllm")
+# In the folder of a run; everything else that a source names is in the repository.
+WRITTEN_BY_A_RUN = ("report.md",)
 LAW_ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+")
 
 
@@ -243,6 +245,25 @@ def test_a_property_searches_every_origin_that_has_laws(target: str) -> None:
         if keyword.arg == "origin" and isinstance(keyword.value, ast.Constant)
     }
     assert searched == wanted
+
+
+def test_what_is_recorded_of_the_platform_is_what_was_asked_for() -> None:
+    typed_in = [
+        name
+        for name, text in sources().items()
+        if 'platform="cpu"' in text and not name.startswith("fuzz.targets.")
+    ]
+    assert typed_in == []
+
+
+def test_a_source_refers_to_no_document_that_is_not_here() -> None:
+    missing = {
+        (name, document)
+        for name, text in sources().items()
+        for document in re.findall(r"[\w./-]+\.md\b", text)
+        if not (ROOT / document).exists() and document not in WRITTEN_BY_A_RUN
+    }
+    assert missing == set()
 
 
 @pytest.mark.parametrize("target", rooms.discover())

@@ -193,7 +193,13 @@ def _control(case: Case, batch: Batch, views: CacheViews, *, wide_ids: bool) -> 
 
 
 def _spec_decode(case: Case, batch: Batch, views: CacheViews) -> bool:
-    """The interface that CONTRACTS.md gives for patched trees."""
+    """The kernel that some patched trees add; no release has its module.
+
+    ``vllm/v1/attention/ops/spec_decode_attn.py`` then holds
+    ``SpecDecodeAttention(max_num_reqs, num_heads, head_dim, device, qmax)``, and its
+    ``run(q, key_cache, value_cache, out, cu_seqlens_q, seqused_k, block_table, scale,
+    num_reqs, max_query_len)`` is called in that order.
+    """
     module = importlib.import_module(_SPEC_DECODE)
     attention = module.SpecDecodeAttention(
         max_num_reqs=len(case.query_lens),
