@@ -18,7 +18,7 @@ import msgspec
 
 from fuzz import rooms as rooms_module
 from fuzz.canary import search_canary, sings
-from fuzz.edits import EditError
+from fuzz.edits import Edit, EditError
 from fuzz.execution import Executor
 from fuzz.planted import find_control
 from fuzz.profiles import Profile, derived_seed
@@ -26,7 +26,7 @@ from fuzz.rooms import Rooms
 from fuzz.runtime import Control
 from fuzz.search import Fault, SearchResult, search
 from fuzz.trees import Tree, activate
-from invariants.model import Judgement, Origin, encode
+from invariants.model import FaultKey, Judgement, Origin, encode
 from reports.events import (
     Absent,
     ControlFinished,
@@ -96,15 +96,20 @@ class Saved:
 
 
 SaveFault = Callable[["Worker", Rooms, Fault], Saved]
+CureFault = Callable[["Worker", Rooms, FaultKey], tuple[Edit, ...]]
 
 
 class Worker:
     """A process of a run. Starts lazily: collection must not import torch or vLLM."""
 
-    def __init__(self, run: Run, *, name: str, save: SaveFault) -> None:
+    def __init__(
+        self, run: Run, *, name: str, save: SaveFault, cure: CureFault
+    ) -> None:
         self.run = run
         self.name = name
         self._save = save
+        self._cure = cure
+        self._cures: dict[FaultKey, tuple[Edit, ...]] = {}
         self._executor: Executor | None = None
         self._log: EventLog | None = None
         for folder in run.target_folders:
@@ -133,7 +138,14 @@ class Worker:
     def judge(self, rooms: Rooms) -> Callable[[object], Judgement]:
         """A function that runs a case of a target and judges what it observed."""
         executor, silenced = self.executor, self.run.silenced
-        return lambda case: executor.judge(rooms, case, silenced=silenced)
+        return lambda case: executor.judge(
+            rooms, case, silenced=silenced, cure=self._cured
+        )
+
+    def _cured(self, rooms: Rooms, key: FaultKey) -> tuple[Edit, ...]:
+        if key not in self._cures:
+            self._cures[key] = self._cure(self, rooms, key)
+        return self._cures[key]
 
     def present(self, target: str) -> Rooms:
         """The rooms of a target that this tree has.

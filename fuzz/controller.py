@@ -12,11 +12,13 @@ from rich.console import Console
 
 from fuzz.campaign import Run, Saved, Worker
 from fuzz.description import run_started
+from fuzz.edits import Edit
 from fuzz.preflight import check_imports
 from fuzz.progress import Watcher
 from fuzz.rooms import Rooms, RoomsError
 from fuzz.search import Fault
 from fuzz.trees import TreeError
+from invariants.model import FaultKey
 from reports import store
 from reports.decide import Decision, decide
 from reports.document import Report
@@ -24,6 +26,7 @@ from reports.events import EventLog, LedgerRecord, Problem, Replayed, RunFinishe
 from reports.terminal import render
 
 FINDING = ("kvfuzz", "finding")
+IMPORT_TOLD_AFTER_S = 2.0
 IMPORT_TOLD_EVERY_S = 10.0
 
 
@@ -46,6 +49,9 @@ class SavedFaults(Protocol):
 
     def save(self, worker: Worker, rooms: Rooms, fault: Fault) -> Saved:
         """Save a fault's reproducer and try its fix."""
+
+    def cure(self, worker: Worker, rooms: Rooms, key: FaultKey) -> tuple[Edit, ...]:
+        """Edits that cure a saved fault on the worker's tree, none where none do."""
 
     def replay(self, worker: Worker, fault_id: str) -> Replayed:
         """Run a saved fault on the worker's tree."""
@@ -89,12 +95,12 @@ class Controller:
             self._refuse("targets", error)
         self._log.write(event)
         reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
-        told = -IMPORT_TOLD_EVERY_S
+        tell_at_s = IMPORT_TOLD_AFTER_S
 
         def tell(what: str, seconds: float) -> None:
-            nonlocal told
-            if reporter is not None and seconds - told >= IMPORT_TOLD_EVERY_S:
-                told = seconds
+            nonlocal tell_at_s
+            if reporter is not None and seconds >= tell_at_s:
+                tell_at_s = seconds + IMPORT_TOLD_EVERY_S
                 reporter.write_line(
                     f"kvfuzz: trying to import {what} ({seconds:.0f} s)"
                 )

@@ -6,7 +6,7 @@ here without any detour through JSON. Everything else goes to a kept isolation.
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,7 +16,23 @@ from fuzz.isolation import Culprit, Isolation, Outcome
 from fuzz.rooms import Rooms, target_module
 from fuzz.runtime import Runtime
 from fuzz.trees import Tree, activate
-from invariants.model import Death, Judgement, decode, encode
+from invariants.model import Death, FaultKey, Judgement, decode, encode
+
+# Edits that cure a known fault on the tree, none where nothing is known to.
+Cure = Callable[[Rooms, FaultKey], tuple[Edit, ...]]
+
+BESIDE = ", beside "
+
+
+def site_beside(site: str, known_id: str) -> str:
+    """The site of a death that remains once a known one at that site is cured."""
+    return f"{site}{BESIDE}{known_id}"
+
+
+def split_site(site: str) -> tuple[str, str]:
+    """The site itself, and the known fault that stands beside this one, "" if none."""
+    place, _, known_id = site.partition(BESIDE)
+    return place, known_id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +127,7 @@ class Executor:
         edits: tuple[Edit, ...] = (),
         fresh: bool = False,
         silenced: frozenset[str] = frozenset(),
+        cure: Cure | None = None,
     ) -> Judgement:
         """Run a case and judge what it observed.
 
@@ -118,12 +135,17 @@ class Executor:
         when a fresh process shows one too; else the earlier cases are searched for the
         one that did harm, which `take_culprits` gives.
 
+        All wild addresses of a kernel end its process alike. So a case that dies of a
+        known fault is run again with that one cured, and a death that remains is a
+        fault of its own, whose site says which one it stands beside.
+
         Args:
             rooms: As for `execute`, like the other arguments.
             case: As there.
             edits: As there.
             fresh: As there.
             silenced: Ids of faults that are known and need no confirmation.
+            cure: How known deaths are cured; None when they hide nothing of interest.
 
         Raises:
             Exception: As `execute`.
@@ -135,6 +157,8 @@ class Executor:
         outcome = place.isolation.outcome(rooms.name, text, edits=edits, fresh=fresh)
         judgement = rooms.judge(case, _observation(rooms, outcome.result))
         broken = {each.key.id for each in judgement.violations} - silenced
+        if not broken and isinstance(outcome.result, Death) and cure is not None:
+            return self._beside_known(rooms, case, judgement, cure)
         if not broken or not outcome.earlier:
             return judgement
         alone = place.isolation.run(rooms.name, text, edits=edits, fresh=True)
@@ -142,6 +166,30 @@ class Executor:
         if not confirmed.violations:
             self._blame(place.isolation, rooms, case, outcome, judgement)
         return confirmed
+
+    def _beside_known(
+        self, rooms: Rooms, case: object, judgement: Judgement, cure: Cure
+    ) -> Judgement:
+        """The judgement of a known death, with the one that its cure leaves."""
+        for known in judgement.violations:
+            edits = cure(rooms, known.key)
+            if not edits:
+                continue
+            cured = self.judge(
+                rooms, case, edits=edits, silenced=frozenset({known.key.id})
+            )
+            remaining = tuple(
+                replace(
+                    violation,
+                    site=site_beside(known.site, known.key.id),
+                    message=f"{violation.message}; so it does with the fix for "
+                    f"{known.key.id}",
+                )
+                for violation in cured.violations
+                if violation.key == known.key
+            )
+            return replace(judgement, violations=judgement.violations + remaining)
+        return judgement
 
     def take_culprits(self) -> tuple[Culprit, ...]:
         """Cases found since the last call to harm those that run after them."""

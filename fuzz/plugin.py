@@ -229,8 +229,8 @@ def pytest_pycollect_makemodule(
 
 
 def _add_worker(config: pytest.Config, run: Run, name: str) -> None:
-    save = config.stash[SAVED_FAULTS].save
-    config.stash[WORKER] = Worker(run, name=name, save=save)
+    saved = config.stash[SAVED_FAULTS]
+    config.stash[WORKER] = Worker(run, name=name, save=saved.save, cure=saved.cure)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,16 +8,17 @@ from pathlib import Path
 
 from fuzz.campaign import Run, Saved, Worker
 from fuzz.controller import LedgerUnusable
+from fuzz.edits import Edit
 from fuzz.rooms import Rooms, load
 from fuzz.runtime import Runtime
 from fuzz.search import Fault
-from invariants.model import CaseError
+from invariants.model import CaseError, FaultKey
 from reports.events import LedgerRecord, Problem, Replayed
 from reproducers import store
 from reproducers.case_file import FoundOn
 from reproducers.flatten import ScriptError
 from reproducers.ledger import KNOWN, Ledger, LedgerError
-from reproducers.replay import replay, verify_fix
+from reproducers.replay import fix_edits, replay, verify_fix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +89,14 @@ class SavedFaultStore:
             fix=fix,
             before_characters=kept.before_characters,
         )
+
+    def cure(self, worker: Worker, rooms: Rooms, key: FaultKey) -> tuple[Edit, ...]:
+        """Edits that cure a saved fault on the worker's tree, none where none do.
+
+        Its own case must have shown the fault, and passed with them, on that tree.
+        """
+        done = replay(key.id, worker.executor, store=self.cases)
+        return fix_edits(rooms, key) if done.fix == "verified" else ()
 
     def replay(self, worker: Worker, fault_id: str) -> Replayed:
         """Run a saved fault on the worker's tree, both arms.

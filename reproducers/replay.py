@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzz.execution import Executor
+from fuzz.edits import Edit
+from fuzz.execution import Executor, split_site
 from fuzz.rooms import Rooms, RoomsError, load, target_module
 from invariants.model import CaseError, FaultKey, Judgement, Violation
 from reports.events import Outcome
@@ -103,7 +104,10 @@ def _replayed(
             fixed=None,
             others=(),
         )
-    judgement = executor.judge(rooms, case)
+    _, known_id = split_site(saved.site)
+    judgement = executor.judge(
+        rooms, case, silenced=frozenset({known_id}), cure=fix_edits
+    )
     broken = judged_arm(judgement, saved.key)
     instead = {v.key.id for v in judgement.violations if v.invariant == saved.invariant}
     message = broken.message
@@ -155,6 +159,14 @@ def fixes_of(target: str) -> tuple[Fix, ...]:
         return ()
     fixes: tuple[Fix, ...] = module.FIXES
     return fixes
+
+
+def fix_edits(rooms: Rooms, key: FaultKey) -> tuple[Edit, ...]:
+    """The edits of a fault's fix, none where none fits the loaded tree."""
+    try:
+        return fitting_fix(fixes_of(rooms.name), key.site).edits
+    except NoFix:
+        return ()
 
 
 def verify_fix(

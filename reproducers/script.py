@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import fuzz.targets
+from fuzz.execution import split_site
 from reproducers.case_file import Saved
 from reproducers.display import harmless
 from reproducers.flatten import (
@@ -123,6 +124,8 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     check_names([*shared, *below])
     # What a target declares of its process, the first process needs too.
     runtime = assignment(target_source, "RUNTIME")
+    # Of a fault beside a known one the fixed arm fails too, and with the same key.
+    site, _ = split_site(saved.site)
     parts = [_docstring(saved, isolated="isolated=True" in runtime)]
     if needs_future_annotations([*shared, *below]):
         parts.append("from __future__ import annotations\n")
@@ -135,7 +138,7 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
             target=target,
             invariant=saved.invariant,
             origin=saved.origin,
-            site=saved.site,
+            site=site,
             exception=saved.exception,
         ),
         *(section(source) for source in boot),

@@ -3,6 +3,7 @@
 An executor activates its tree, and a process has one tree for life.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -14,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from fuzz.edits import EditError, SourceEdit, applied
-from fuzz.execution import Executor
+from fuzz.edits import Edit, EditError, SourceEdit, applied
+from fuzz.execution import Executor, split_site
 from fuzz.isolation import IsolationError
 from fuzz.planted import find_control
 from fuzz.rooms import Rooms, add_folder, load, target_module
 from fuzz.trees import activate
-from invariants.model import Death, decode
+from invariants.model import Death, FaultKey, Violation, decode
 from tests.toys import TOYS, case, toy_tree
 
 ROUND_DOWN = SourceEdit(
@@ -124,6 +125,39 @@ def known_fault_that_a_plant_unmasks(executor: Executor, rooms: Rooms) -> None:
     assert again.cases == control.cases
 
 
+def death_beside_a_known_one(executor: Executor, rooms: Rooms) -> None:
+    """A case that dies with the known fault cured as well has a fault of its own."""
+    die = "if a >= {}: __import__('os').abort()"
+    source = f"def cdiv(a, b):\n    {die.format(60)}\n    {die.format(80)}\n"
+    (module,) = importlib.import_module("vllm").__path__
+    Path(module, "utils/math_utils.py").write_text(f"{source}    return -(-a // b)\n")
+    cured = replace(ROUND_DOWN, old=die.format(60), new="pass")
+    asked: list[FaultKey] = []
+
+    def cure(_rooms: Rooms, key: FaultKey) -> tuple[Edit, ...]:
+        asked.append(key)
+        return (cured,)
+
+    def judged(tokens: int, *, silenced: frozenset[str]) -> list[Violation]:
+        case = _case(rooms, tokens=tokens)
+        judgement = executor.judge(rooms, case, silenced=silenced, cure=cure)
+        return list(judgement.violations)
+
+    (known,) = judged(90, silenced=frozenset())
+    assert asked == []
+    silenced = frozenset({known.key.id})
+    assert [each.key for each in judged(60, silenced=silenced)] == [known.key]
+    assert asked == [known.key]
+    first, beside = judged(90, silenced=silenced)
+    assert first.key == known.key
+    assert beside.key != known.key
+    assert split_site(beside.site) == (known.site, known.key.id)
+    assert (beside.invariant, beside.exception) == ("TOY-ALIVE", "signal 6")
+    # Once that one is known too, nothing is new.
+    again = judged(90, silenced=silenced | {beside.key.id})
+    assert [violation.key for violation in again] == [known.key, beside.key]
+
+
 def overhead_in_process(executor: Executor, rooms: Rooms) -> None:
     """Executing here costs a few microseconds beside calling the target."""
     target = target_module("toy")
@@ -149,6 +183,7 @@ SCENARIOS = {
     overhead_in_process: "Runtime()",
     isolated: None,
     known_fault_that_a_plant_unmasks: None,
+    death_beside_a_known_one: None,
     wrong_result_of_a_reused_process: None,
     another_triton_mode: 'Runtime(triton="interpret")',
 }

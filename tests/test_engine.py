@@ -186,6 +186,65 @@ def test_a_gate_replays_a_target_of_ones_own_on_the_base(
         assert finding["id"] in "".join(lines), gate.stdout + gate.stderr
 
 
+KILLS = "if a >= {}: __import__('os').kill(__import__('os').getpid(), 11)"
+FIRST, SECOND = KILLS.format(60), KILLS.format(80)
+FIX_OF_THE_FIRST = f"""\
+from fuzz.edits import SourceEdit
+from reproducers.fix import Fix
+
+EDIT = SourceEdit(
+    modules=("vllm.utils.math_utils",), function="cdiv", old={FIRST!r}, new="pass"
+)
+FIXES = (Fix(name="lives up to 79", sites=("cdiv",), edits=(EDIT,)),)
+"""
+
+
+def test_a_known_death_does_not_hide_another_one(tmp_path: Path) -> None:
+    own = Path(shutil.copytree(TARGETS, tmp_path / "own"))
+    (own / "reproducers/fixes/toy.py").write_text(FIX_OF_THE_FIRST)
+    home = Home(folder=tmp_path / "home", targets=own)
+    division = "    return -(a // -b)\n"
+    deadly = write_tree(
+        tmp_path / "deadly",
+        cdiv=f"def cdiv(a, b):\n    {FIRST}\n    {SECOND}\n{division}",
+    )
+    (deadly / "vllm" / "_version.py").write_text("version = '1.2.3'\n")
+    once = write_tree(
+        tmp_path / "once", cdiv=f"def cdiv(a, b):\n    {FIRST}\n{division}"
+    )
+    home.run(deadly, *QUICK)
+    (known,) = report_of(home)["findings"]
+    assert json.loads(known["case"])["tokens"] == 60
+    assert known["fix"] == "verified"
+    home.ledger.write_text(
+        f"""
+        [[finding]]
+        id = "{known["id"]}"
+        link = ""
+        summary = "dies"
+        target = "toy"
+        invariant = "TOY-ALIVE"
+        origin = "contract"
+        affected = ["1.2.3"]
+        fixed_in = ""
+        evidence = "contract only"
+        """
+    )
+    home.run(deadly, *QUICK)
+    (beside,) = (f for f in report_of(home)["findings"] if f["id"] != known["id"])
+    assert beside["site"] == f"cdiv, beside {known['id']}"
+    assert json.loads(beside["case"])["tokens"] == 80
+    assert (home.cases / beside["id"] / "repro.py").exists()
+
+    outcomes = []
+    for tree in (deadly, once):
+        done = home.run(tree, "--replay", beside["id"])
+        assert report_of(home)["replays"], done.stdout
+        (replayed,) = report_of(home)["replays"]
+        outcomes.append(replayed["outcome"])
+    assert outcomes == ["REPRODUCED", "NOT_APPLICABLE"]
+
+
 def test_shards_of_several_machines_merge_to_the_whole(
     tmp_path: Path, broken: Path
 ) -> None:
