@@ -13,13 +13,27 @@ import msgspec
 from invariants.hybrid_config import Deployment
 from invariants.model import Raised
 from invariants.page_layers import Fault, layer_faults
-from invariants.specs import Bytes, Kind, SeenLayer, family
+from invariants.scheduling import columns_for
+from invariants.specs import (
+    WHOLE_CONTEXT,
+    Bytes,
+    Kind,
+    LayerSpec,
+    SeenLayer,
+    family,
+)
 
 Stage = Literal["align", "specs", "groups", "configs", "done"]
 # Of layers with different strides, so many first and last blocks are compared.
 COMPARED_BLOCKS = 16
 # A pool has one block that no request gets.
 NULL_BLOCKS = 1
+# A window's blocks are kept while steps are in flight: one for each of two pipeline
+# stages, and as many that are scheduled ahead.
+STEPS_IN_FLIGHT = 4
+# States of an aligned request beside its drafts': the one read, the one written, and
+# one for any release that keeps another.
+ALIGNED_STATES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,20 +108,34 @@ def blocks_needed(
         at_most: False for a number that it cannot do with less than (the last token's
             entry is never written), True for one that is surely enough.
     """
-    total = 0
-    for group in groups:
-        spec = group[0].spec
-        tokens = served.max_model_len if at_most else max(served.max_model_len - 1, 1)
-        if spec.mamba is None and spec.kind not in ("full", "mla") and not at_most:
-            window = spec.attention.window if spec.attention else None
-            tokens = min(tokens, window or 1) if spec.kind == "sliding_window" else 1
-        blocks = -(-tokens // spec.block_size)
-        if spec.mamba is None:
-            total += blocks + at_most
-        else:
-            extra = spec.mamba.num_speculative_blocks
-            total += blocks + 3 + extra if at_most else 1 + extra
-    return total
+    count = _enough_blocks if at_most else _fewest_blocks
+    return sum(count(group[0].spec, served) for group in groups)
+
+
+def _fewest_blocks(spec: LayerSpec, served: Deployment) -> int:
+    if spec.mamba is not None:
+        return 1 + spec.mamba.num_speculative_blocks
+    tokens = max(served.max_model_len - 1, 1)
+    if spec.kind not in WHOLE_CONTEXT:
+        window = spec.attention.window if spec.attention else None
+        tokens = min(tokens, window or 1) if spec.kind == "sliding_window" else 1
+    return columns_for(tokens, spec.block_size)
+
+
+def _enough_blocks(spec: LayerSpec, served: Deployment) -> int:
+    """What one request holds by the most generous of the documented counts."""
+    blocks = columns_for(served.max_model_len, spec.block_size)
+    if spec.mamba is not None:
+        kept = blocks if spec.mamba.cache_mode == "all" else 0
+        return kept + ALIGNED_STATES + spec.mamba.num_speculative_blocks
+    if spec.kind in WHOLE_CONTEXT:
+        return blocks
+    window = spec.attention.window if spec.attention else None
+    if window is not None:
+        kept_tokens = window + STEPS_IN_FLIGHT * served.max_num_batched_tokens
+        blocks = min(blocks, columns_for(kept_tokens, spec.block_size))
+    # A window need not start with a block.
+    return blocks + 1
 
 
 def group_faults(plan: Plan, may_pad: tuple[Kind, ...]) -> list[Fault]:

@@ -1,12 +1,16 @@
 """When planning may refuse a configuration, and what a configuration exercises."""
 
+from dataclasses import replace
+
 from invariants.hybrid_config import HybridConfig
 from invariants.page_layers import Fault, has_small_padded_attention, refusal_needed
 from invariants.page_plan import NULL_BLOCKS, Plan, blocks_needed, bytes_per_block
-from invariants.specs import Kind, content_bytes, family
+from invariants.specs import Kind, SeenLayer, content_bytes, family
 
 REFUSAL = "NotImplementedError"
 BAD_VALUE = "ValueError"
+# Kernels of every attention backend take blocks of multiples of so many tokens.
+BACKEND_TOKENS = 16
 # Says in its message that an aligned block must fit a step's tokens.
 BLOCK_CHECK = "VllmConfig.validate_block_size"
 
@@ -19,7 +23,7 @@ def refusal_faults(
     Documented are the check of the aligned block size, ValueError for too little
     memory, for layers that cannot become one type with the hybrid manager off and for
     a block size that no backend takes, and NotImplementedError for pages that cannot
-    be unified.
+    be unified. Each is needless where a plan plainly exists.
     """
     assert plan.raised is not None
     where = (plan.raised.type, plan.stage)
@@ -27,17 +31,60 @@ def refusal_faults(
         needed = refusal_needed(plan.layers, must_pad)
         text = f"refused pages {[layer.page_bytes for layer in plan.layers]}"
     elif where == (BAD_VALUE, "groups"):
-        manager = config.deployment.hybrid_manager
-        needed = not manager and len({family(each.spec) for each in plan.layers}) > 1
-        text = "refused to group layers although the hybrid manager is on"
+        needed = not config.deployment.hybrid_manager and not _promotable(plan.layers)
+        text = (
+            "refused to group layers although the hybrid manager is on"
+            if config.deployment.hybrid_manager
+            else "refused layers that are one type once windows are full attention"
+        )
     elif where == (BAD_VALUE, "configs"):
         needed = not _ample(config, plan)
         text = f"refused memory of {plan.memory_bytes} bytes, enough for a request"
     elif where == (BAD_VALUE, "align") or plan.raised.site == BLOCK_CHECK:
-        return []
+        needed = not _any_block_fits(config)
+        text = "refused a block size although no state asks for any"
     else:
         return None
     return [] if needed else [Fault("PAGE-PLAN-REFUSAL", text)]
+
+
+def _any_block_fits(config: HybridConfig) -> bool:
+    """Whether blocks of any size would do that backends take, and such a one is given.
+
+    It would not where a block must hold a state, or skipped layers share a page with
+    quantised ones: both make the blocks grow.
+    """
+    served = config.deployment
+    grows = (
+        "mamba" in config.target.layers
+        or served.skip_sliding_window
+        or served.skip_layer is not None
+    )
+    return not grows and not (served.block_size or 0) % BACKEND_TOKENS
+
+
+def _promotable(layers: tuple[SeenLayer, ...]) -> bool:
+    """Whether layers are of one type, or plainly become so as full attention.
+
+    Layers that store the same, some of the whole context and the others of one window:
+    what ``--disable-hybrid-kv-cache-manager`` is documented for.
+    """
+    families = {family(each.spec) for each in layers}
+    if len(families) == 1:
+        return True
+    shapes = {
+        (
+            each.spec.block_size,
+            each.page_bytes,
+            replace(each.spec.attention, window=None),
+        )
+        for each in layers
+        if each.spec.attention is not None
+    }
+    kinds = {each.spec.kind for each in layers}
+    return (
+        kinds == {"full", "sliding_window"} and len(families) == 2 and len(shapes) == 1
+    )
 
 
 def _ample(config: HybridConfig, plan: Plan) -> bool:

@@ -376,6 +376,80 @@ def test_plans_refuse_only_as_documented(
     assert broken(plan) == expected
 
 
+def refused(kind: str, stage: Any, *layers: SeenLayer, site: str = "") -> Plan:
+    return Plan(
+        stage=stage, raised=Raised(type=kind, message="", site=site), layers=layers
+    )
+
+
+def test_windows_that_can_be_full_attention_are_not_refused() -> None:
+    target = replace(TARGET, layers=("full", "sliding_window"))
+    merged = replace(
+        CONFIG,
+        target=target,
+        deployment=replace(DEPLOYMENT, hybrid_manager=False),
+    )
+    full, window = layer("a", FULL), layer("b", WINDOW)
+    needless = {"PAGE-PLAN-REFUSAL"}
+    assert broken(refused("ValueError", "groups", full, window), merged) == needless
+    wider = replace(WINDOW, attention=replace(ATTENTION, window=64))
+    longer = replace(WINDOW, block_size=32)
+    for others in (
+        (layer("c", wider),),
+        (layer("c", longer),),
+        (layer("c", replace(WINDOW, page_size_padded=16384)),),
+        (layer("c", STATE),),
+    ):
+        plan = refused("ValueError", "groups", full, window, *others)
+        assert "PAGE-PLAN-REFUSAL" not in broken(plan, merged)
+    only = refused("ValueError", "groups", window, layer("c", wider))
+    assert "PAGE-PLAN-REFUSAL" not in broken(only, merged)
+
+
+def test_a_block_size_is_refused_for_a_state_only() -> None:
+    plain = replace(CONFIG, target=replace(TARGET, layers=("full",)))
+    odd = replace(plain, deployment=replace(DEPLOYMENT, block_size=8))
+    skips = HybridConfig(
+        target=replace(plain.target, cache_dtype="fp8"),
+        drafter=None,
+        deployment=replace(DEPLOYMENT, skip_layer=0),
+    )
+    check = {"site": "VllmConfig.validate_block_size"}
+    for plan in (
+        refused("ValueError", "align"),
+        refused("AssertionError", "align", **check),
+    ):
+        assert broken(plan, plain) == {"PAGE-PLAN-REFUSAL"}
+        assert broken(plan, odd) == broken(plan, skips) == broken(plan) == set()
+
+
+def test_memory_for_one_request_is_not_refused() -> None:
+    served = replace(DEPLOYMENT, max_model_len=2**20, max_num_batched_tokens=16)
+
+    def laws(spec: LayerSpec, blocks: int) -> set[str]:
+        config = replace(
+            CONFIG,
+            target=replace(TARGET, layers=(spec.kind,)),  # type: ignore[arg-type]
+            deployment=served,
+        )
+        one = layer("a", spec)
+        plan = replace(
+            PLAN,
+            stage="configs",
+            raised=Raised(type="ValueError", message="", site=""),
+            layers=(one,),
+            groups=((one,),),
+            stages=(("a",),),
+            memory_bytes=(blocks * one.page_bytes,),
+            workers=(),
+        )
+        return broken(plan, config) & {"PAGE-PLAN-REFUSAL"}
+
+    # 65,536 blocks and the null block; a window of 128 tokens, 4 steps, one more.
+    assert laws(FULL, 65536) == laws(WINDOW, 13) == set()
+    assert laws(FULL, 65537) == laws(WINDOW, 14) == {"PAGE-PLAN-REFUSAL"}
+
+
 def test_a_case_refuses_models_that_cannot_be() -> None:
     drafter = Drafter(
         layers=("full",), num_kv_heads=3, head_size=64, window=1, cache_dtype="target"

@@ -146,6 +146,53 @@ WRITTEN: tuple[Mutant, ...] = (
         size=1200,
     ),
     Mutant(
+        name="refuses windows beside full attention without the hybrid manager",
+        origin="wired",
+        edits=tuple(
+            _edit(
+                function,
+                "if not (\n        is_kv_cache_spec_uniform(",
+                "if len(promoted_specs) > 1 or not (\n"
+                "        is_kv_cache_spec_uniform(",
+            )
+            for function in ("_promote_local_kv_cache_specs",)
+        ),
+        invariants=("PAGE-PLAN-REFUSAL",),
+        cases=600,
+        size=1200,
+    ),
+    Mutant(
+        name="takes blocks of 16 tokens only",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=("vllm.config.vllm",),
+                function="VllmConfig.validate_block_size",
+                old="block_size = self.cache_config.block_size",
+                new="block_size = self.cache_config.block_size\n"
+                "    if block_size > 16:\n"
+                "        raise ValueError(block_size)",
+            ),
+        ),
+        invariants=("PAGE-PLAN-REFUSAL",),
+        cases=200,
+        size=1200,
+    ),
+    Mutant(
+        name="wants memory for a tenth more than one request",
+        origin="wired",
+        edits=(
+            _edit(
+                "_check_enough_kv_cache_memory",
+                "if needed_memory > available_memory:",
+                "if needed_memory * 11 > available_memory * 10:",
+            ),
+        ),
+        invariants=("PAGE-PLAN-REFUSAL",),
+        cases=300,
+        size=1200,
+    ),
+    Mutant(
         name="plans every stage with what the richest has",
         origin="wired",
         edits=(
