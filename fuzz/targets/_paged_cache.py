@@ -13,7 +13,7 @@ from fuzz.targets._sparse_pool import SparsePool
 from invariants.dense_attention import dense_attention
 from invariants.scheduling import NULL_BLOCK, PrefixLayout
 from invariants.verify_attention import Mismatch
-from invariants.verify_case import Case
+from invariants.verify_case import Case, Geometry
 
 # Finite in every format, large in most: the null block may be read, never used.
 _NULL_CONTENT = 0x56
@@ -65,6 +65,27 @@ class Contents:
     key_scale: torch.Tensor
     value_scale: torch.Tensor
     filled: tuple[int, ...]
+
+
+def placed_views(case: Case, place: Geometry, pool: SparsePool) -> CacheViews:
+    """The views that a geometry says, whatever a tree makes of the same pool."""
+    shape = (case.layout.pool_blocks, case.block_size, case.shape.kv_heads)
+    whole = pool.bytes[: place.size_bytes // 4 * 4]
+    elements, singles = whole.view(stored_dtype(case)), whole.view(torch.float32)
+    strides = (place.block_stride, place.slot_stride, place.head_stride, 1)
+    key, value = (
+        torch.as_strided(elements, (*shape, case.shape.head_size), strides, offset)
+        for offset in (place.key_offset, place.value_offset)
+    )
+    if not case.scaled:
+        return CacheViews(key=key, value=value, key_scale=None, value_scale=None)
+    key_scale, value_scale = (
+        torch.as_strided(singles, shape, place.scale_strides, offset)
+        for offset in (place.key_scale_offset, place.value_scale_offset)
+    )
+    return CacheViews(
+        key=key, value=value, key_scale=key_scale, value_scale=value_scale
+    )
 
 
 def stored_dtype(case: Case) -> torch.dtype:
@@ -126,8 +147,9 @@ def fill_cache(
 
     Args:
         pool: Whose memory the views show.
-        views: What the launch will get.
-        contents: What it must find.
+        views: Where the layout says that contents are; never the tree's own views, or
+            a wrong stride would be wrong both ways.
+        contents: What the launch must find.
         null_block: Whether the tables name the null block, which is then readable.
     """
 

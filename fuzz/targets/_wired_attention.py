@@ -15,10 +15,15 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fuzz.targets._paged_cache import KEY_DEQUANT, VALUE_DEQUANT, softmax_scale
+from fuzz.targets._paged_cache import (
+    KEY_DEQUANT,
+    VALUE_DEQUANT,
+    softmax_scale,
+    stored_dtype,
+)
 from fuzz.targets._sparse_pool import SparsePool, sparse_pool
 from fuzz.targets._verify_batch import Batch
-from invariants.verify_case import Case
+from invariants.verify_case import Case, Geometry, geometry
 
 
 class NotInThisReleaseError(Exception):
@@ -67,7 +72,7 @@ def wired_arguments(
     )
     launched: list[dict[str, Any]] = []
     real = triton_attn.unified_attention
-    with sparse_pool(size) as pool:
+    with sparse_pool(max(size, documented_geometry(case).size_bytes)) as pool:
         kv_cache = _wired_view(case, spec, pool.bytes[:size].view(torch.int8))
         metadata = _wired_metadata(case, spec, batch)
         unused = torch.empty(0)
@@ -81,6 +86,29 @@ def wired_arguments(
             triton_attn.unified_attention = real
         (arguments,) = launched
         yield pool, arguments
+
+
+def documented_geometry(case: Case) -> Geometry:
+    """Where a wired pool's contents lie, from what its release says and not its code.
+
+    Blocks have all keys before their values up to 0.20.1 (the backend's shape has an
+    axis of two), from 0.28 on each head's key and value lie together ("packed into the
+    content dim"). Scales follow the head's data, padding the page; layers of a block
+    lie side by side.
+    """
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+    shape = getattr(TritonAttentionBackend, "get_kv_cache_shape", None)
+    apart = shape is not None and len(shape(1, 16, 1, 32)) == len("B2NHC")
+    size = stored_dtype(case).itemsize
+    return geometry(
+        replace(
+            case,
+            origin="contract",
+            page="halves" if apart else "interleaved",
+            padding=case.padding // size,
+        )
+    )
 
 
 def _wired_spec(case: Case) -> Any:

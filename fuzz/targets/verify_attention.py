@@ -25,14 +25,18 @@ from fuzz.targets._paged_cache import (
     Contents,
     draw_contents,
     fill_cache,
+    placed_views,
     softmax_scale,
-    stored_dtype,
     worst_mismatch,
 )
 from fuzz.targets._sparse_pool import SparsePool, sparse_pool
 from fuzz.targets._splitkv_control import splitkv_control_attention
 from fuzz.targets._verify_batch import Batch, bits_of, make_batch
-from fuzz.targets._wired_attention import NotInThisReleaseError, wired_arguments
+from fuzz.targets._wired_attention import (
+    NotInThisReleaseError,
+    documented_geometry,
+    wired_arguments,
+)
 from invariants.scheduling import NULL_BLOCK
 from invariants.verify_attention import Observation
 from invariants.verify_case import Case, geometry
@@ -69,10 +73,13 @@ class _Launch:
     """A launch made ready: its cache, and the call that runs it.
 
     Attributes:
+        views: What the kernels get.
+        written: Where their contents are written to.
         run: Runs the kernels and says whether the split-KV path was taken.
     """
 
     views: CacheViews
+    written: CacheViews
     run: Callable[[], bool]
 
 
@@ -100,7 +107,7 @@ def _observe(
     case: Case, contents: Contents, batch: Batch, pool: SparsePool, launch: _Launch
 ) -> Observation:
     null_block = any(NULL_BLOCK in row for row in case.layout.block_ids[0])
-    fill_cache(pool, launch.views, contents, null_block=null_block)
+    fill_cache(pool, launch.written, contents, null_block=null_block)
     before = {name: each.clone() for name, each in batch.inputs().items()}
     cache_before = pool.checksum()
     try:
@@ -140,26 +147,7 @@ def _observe(
 def _contract_launch(case: Case, batch: Batch) -> Iterator[tuple[SparsePool, _Launch]]:
     place = geometry(case)
     with sparse_pool(place.size_bytes) as pool:
-        dtype = stored_dtype(case)
-        elements = pool.bytes[: place.size_bytes // 4 * 4].view(dtype)
-        shape = (case.layout.pool_blocks, case.block_size, case.shape.kv_heads)
-        strides = (place.block_stride, place.slot_stride, place.head_stride)
-        key, value = (
-            torch.as_strided(
-                elements, (*shape, case.shape.head_size), (*strides, 1), offset
-            )
-            for offset in (place.key_offset, place.value_offset)
-        )
-        scales: list[torch.Tensor | None] = [None, None]
-        if case.scaled:
-            singles = pool.bytes[: place.size_bytes // 4 * 4].view(torch.float32)
-            scales = [
-                torch.as_strided(singles, shape, place.scale_strides, offset)
-                for offset in (place.key_scale_offset, place.value_scale_offset)
-            ]
-        views = CacheViews(
-            key=key, value=value, key_scale=scales[0], value_scale=scales[1]
-        )
+        views = placed_views(case, place, pool)
         calls: dict[str, Callable[[], bool]] = {
             "unified_2d": lambda: _unified(case, batch, views),
             "unified_3d": lambda: _unified(case, batch, views),
@@ -167,7 +155,7 @@ def _contract_launch(case: Case, batch: Batch) -> Iterator[tuple[SparsePool, _La
             "control_broken": lambda: _control(case, batch, views, wide_ids=False),
             "control_fixed": lambda: _control(case, batch, views, wide_ids=True),
         }
-        yield pool, _Launch(views=views, run=calls[case.kernel])
+        yield pool, _Launch(views=views, written=views, run=calls[case.kernel])
 
 
 def _control(case: Case, batch: Batch, views: CacheViews, *, wide_ids: bool) -> bool:
@@ -289,4 +277,5 @@ def _wired_launch(case: Case, batch: Batch) -> Iterator[tuple[SparsePool, _Launc
             unified_attention(**arguments)
             return _was_split(arguments)
 
-        yield pool, _Launch(views=views, run=launch)
+        written = placed_views(case, documented_geometry(case), pool)
+        yield pool, _Launch(views=views, written=written, run=launch)

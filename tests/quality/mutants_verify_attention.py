@@ -66,6 +66,35 @@ WRITTEN: tuple[Mutant, ...] = (
         cases=20,
         size=500,
     ),
+    # Wrong both ways, for what writes the cache has the same views.
+    Mutant(
+        name="a page goes head by head where the layout says token by token",
+        origin="wired",
+        edits=(
+            SourceEdit(
+                modules=("vllm.v1.kv_cache_interface",),
+                function="compute_layout_strides",
+                old="order = layout.stride_order",
+                new="inside = sorted(layout.stride_order[2:])\n"
+                "    order = (*layout.stride_order[:2], *inside)",
+            ),
+            SourceEdit(
+                modules=("vllm.v1.attention.backends.triton_attn",),
+                function="TritonAttentionBackend.get_kv_cache_stride_order",
+                old="stride_order = (0, 2, 1, 3)",
+                new="stride_order = (0, 1, 2, 3)",
+            ),
+            SourceEdit(
+                modules=("vllm.v1.attention.backends.triton_attn",),
+                function="TritonAttentionBackend.get_kv_cache_stride_order",
+                old="stride_order = (0, 1, 2, 3, 4)",
+                new="stride_order = (0, 1, 3, 2, 4)",
+            ),
+        ),
+        invariants=("VERIFY-ADDRESS", "VERIFY-VALUES"),
+        cases=80,
+        size=520,
+    ),
     Mutant(
         name="a token does not see itself",
         origin="contract",
