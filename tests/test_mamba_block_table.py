@@ -1,8 +1,10 @@
 """The aligned Mamba block table: the judge, the cases, and what releases show."""
 
+import ast
 import difflib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -392,6 +394,21 @@ def test_contract_cases_survive_json(case: Case) -> None:
 @given(cases(origin="wired"))
 def test_wired_cases_survive_json(case: Case) -> None:
     assert decode(encode(case), Case) == case
+
+
+def test_controls_lie_outside_of_what_a_fix_of_the_window_changes() -> None:
+    # Importing the target would import vLLM: its controls are read as text.
+    text = (ROOT / "fuzz/targets/mamba_block_table.py").read_text(encoding="utf-8")
+    planted = [
+        ast.literal_eval(keyword.value)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg == "old"
+    ]
+    assert planted
+    for old in planted:
+        assert not re.search(r"seq_lens|cdiv|speculative|gather", old), old
 
 
 # What releases show

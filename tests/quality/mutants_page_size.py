@@ -179,13 +179,14 @@ WRITTEN: tuple[Mutant, ...] = (
         size=1200,
     ),
     Mutant(
-        name="wants memory for a tenth more than one request",
+        name="wants a block of full attention to spare",
         origin="wired",
         edits=(
-            _edit(
-                "_check_enough_kv_cache_memory",
-                "if needed_memory > available_memory:",
-                "if needed_memory * 11 > available_memory * 10:",
+            SourceEdit(
+                modules=("vllm.v1.kv_cache_interface",),
+                function="FullAttentionSpec.max_memory_usage_bytes",
+                old="return cdiv(max_model_len, self.block_size) *",
+                new="return (1 + cdiv(max_model_len, self.block_size)) *",
             ),
         ),
         invariants=("PAGE-PLAN-REFUSAL",),
