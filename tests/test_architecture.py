@@ -37,6 +37,8 @@ ALLOWED_BESIDE = {
 }
 SUBJECT_ROOMS = ("fuzz.targets", "reproducers.fixes")
 HEAVY = ("torch", "numpy", "triton", "vllm")
+# Targets alone import the memory checker, and nothing that collects tests does.
+HEAVY_ROOMS = ("fuzz.targets", "invariants.memory")
 # In the folder of a run; everything else that a source names is in the repository.
 WRITTEN_BY_A_RUN = ("report.md",)
 LAW_ID = re.compile(r"[A-Z][A-Z0-9]*(-[A-Z0-9]+)+")
@@ -97,7 +99,7 @@ def breaches(module: str, source: str) -> list[str]:
             told.append(f"{where}: vLLM is imported by targets and fixes only")
         if room == "invariants" and below(each.name, ("hypothesis", "pytest")):
             told.append(f"{where}: invariants are plain values and functions")
-        heavy = below(each.name, HEAVY) and not below(module, ("fuzz.targets",))
+        heavy = below(each.name, HEAVY) and not below(module, HEAVY_ROOMS)
         if heavy and not each.late:
             told.append(f"{where}: imported by collecting tests")
     return told

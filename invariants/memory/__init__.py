@@ -1,0 +1,1 @@
+"""Every memory access of a real Triton kernel, checked on the CPU."""

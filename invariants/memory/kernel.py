@@ -1,0 +1,49 @@
+"""A kernel made ready to run: its operations, which of them run, and their source."""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from invariants.memory.frames import Frame
+from invariants.memory.slicing import Slice, slice_of
+from invariants.memory.ttir import Module, Operation
+
+if TYPE_CHECKING:
+    from invariants.memory.execute import Run
+
+Step = Callable[["Run", Frame], None]
+
+
+@dataclass(eq=False)
+class Kernel:
+    """A lowered kernel.
+
+    Attributes:
+        name: Its qualified name without module.
+        steps: How to run each operation, by its identity, as far as known yet.
+    """
+
+    name: str
+    module: Module
+    steps: dict[int, Step] = field(default_factory=dict)
+
+    @cached_property
+    def slice(self) -> Slice:
+        """What of it has to run."""
+        return slice_of(self.module)
+
+    def source(self, operation: Operation) -> tuple[str, int, str]:
+        """File, line and text of the source of an operation."""
+        frames = self.module.frames(operation.location)
+        frame = next(
+            (each for each in frames if "triton/language" not in each.file),
+            frames[0] if frames else None,
+        )
+        if frame is None:
+            return "", 0, operation.name
+        text = linecache.getline(frame.file, frame.line).strip()
+        return frame.file, frame.line, text or operation.name

@@ -1,0 +1,228 @@
+"""Catches launches of Triton kernels that a wrapper makes on CPU tensors.
+
+Inside `checked_launches` a JIT function's launch is lowered to TTIR for a GPU by
+Triton's own front end, with its own specialisation of the arguments, and executed and
+judged here. Autotuned and heuristic kernels end in such launches too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from invariants.memory.arguments import argument_value
+from invariants.memory.execute import Run
+from invariants.memory.findings import Finding, Launch, Undecided
+from invariants.memory.kernel import Kernel
+from invariants.memory.regions import Memory
+from invariants.memory.ttir import parse
+
+# Lowered kernels kept per process.
+_KERNELS_MAX = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """What decides how a kernel is lowered; equal by function and specialisation."""
+
+    function: Any
+    key: str
+    lower: Callable[[], str]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Request)
+            and self.function is other.function
+            and self.key == other.key
+        )
+
+    def __hash__(self) -> int:
+        return hash((id(self.function), self.key))
+
+
+@dataclass(eq=False)
+class Log:
+    """The launches of one `checked_launches`, in order."""
+
+    memory: Memory
+    launches: list[Launch] = field(default_factory=list)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all launches."""
+        return tuple(each for launch in self.launches for each in launch.findings)
+
+    @property
+    def undecided(self) -> tuple[Undecided, ...]:
+        """Of all launches."""
+        return tuple(each for launch in self.launches for each in launch.undecided)
+
+
+@contextmanager
+def checked_launches(memory: Memory | None = None) -> Iterator[Log]:
+    """Execute and judge every launch of a JIT function until the context ends.
+
+    The process must be one in which Triton has an active driver that names a GPU as
+    its target; none is needed (`fuzz.boot` installs a stub).
+
+    Args:
+        memory: What is known of the tensors beforehand.
+    """
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    log = Log(memory=Memory() if memory is None else memory)
+
+    def run(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        _launch(log, function, args, kwargs, grid, warmup=warmup)
+
+    def bench(*_: Any, **__: Any) -> list[float]:
+        # Timings mean nothing here: all alike, the first configuration wins.
+        return [1.0, 1.0, 1.0]
+
+    before = JITFunction.run, Autotuner._bench  # noqa: SLF001 - Triton has no hook for it
+    JITFunction.run, Autotuner._bench = run, bench  # noqa: SLF001
+    try:
+        yield log
+    finally:
+        JITFunction.run, Autotuner._bench = before  # noqa: SLF001
+
+
+def _launch(
+    log: Log,
+    function: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    grid: Any,
+    *,
+    warmup: bool,
+) -> None:
+    from triton import knobs
+    from triton.runtime import driver
+
+    kwargs["debug"] = False
+    kwargs["instrumentation_mode"] = knobs.compilation.instrumentation_mode
+    for hook in function.pre_run_hooks:
+        hook(*args, **kwargs)
+    device = driver.active.get_current_device()
+    _, _, target, backend, binder = function.device_caches[device]
+    bound, specialization, options = binder(*args, **kwargs)
+    if warmup:
+        return
+
+    def lower() -> str:
+        packed = function._pack_args(backend, kwargs, bound, specialization, options)  # noqa: SLF001
+        return _lowered(function, target, backend, packed)
+
+    key = f"{specialization}{options}{_constants(bound, specialization)}"
+    kernel = _kernel(_Request(function=function, key=key, lower=lower))
+    if callable(grid):
+        grid = grid(bound)
+    x, y, z = (*(int(each) for each in grid), 1, 1)[:3]
+    run = Run(kernel, (x, y, z), log.memory)
+    names, given = _arguments(function, bound, specialization)
+    kinds = kernel.module.kernel.parameter_types
+    values = [
+        argument_value(argument, kind, name, log.memory)
+        for name, argument, kind in zip(names, given, kinds, strict=True)
+    ]
+    run.start(values)
+    log.launches.append(
+        Launch(
+            kernel=kernel.name,
+            grid=(x, y, z),
+            accesses=run.accesses,
+            lanes=run.lanes,
+            findings=tuple(run.findings.values()),
+            undecided=tuple(run.undecided.values()),
+        )
+    )
+
+
+def _constants(bound: dict[str, Any], specialization: list[Any]) -> str:
+    """Values that are compiled in, which a specialisation leaves out."""
+
+    def of(value: Any, kind: Any) -> str:
+        if (
+            isinstance(kind, tuple | list)
+            and kind
+            and isinstance(kind[0], tuple | list)
+        ):
+            return str([of(v, k) for v, k in zip(value, kind, strict=True)])
+        return ""
+
+    parts = []
+    for value, (kind, _) in zip(bound.values(), specialization, strict=True):
+        parts.append(_text(value) if kind == "constexpr" else of(value, kind))
+    return "|".join(parts)
+
+
+def _text(value: Any) -> str:
+    if hasattr(value, "fn"):
+        return f"{value.fn.__module__}.{value.fn.__qualname__}@{id(value)}"
+    return f"{type(value).__name__}:{value}"
+
+
+def _arguments(
+    function: Any, bound: dict[str, Any], specialization: list[Any]
+) -> tuple[list[str], list[Any]]:
+    """Arguments that are not compiled in, tuples flattened."""
+    names: list[str] = []
+    given: list[Any] = []
+
+    def visit(name: str, kind: Any, value: Any) -> None:
+        if isinstance(kind, tuple | list):
+            for at, (inner, each) in enumerate(zip(kind, value, strict=True)):
+                visit(f"{name}[{at}]", inner, each)
+        elif kind != "constexpr":
+            names.append(name)
+            given.append(value)
+
+    for name, value, (kind, _) in zip(
+        function.arg_names, bound.values(), specialization, strict=True
+    ):
+        visit(name, kind, value)
+    return names, given
+
+
+@lru_cache(maxsize=_KERNELS_MAX)
+def _kernel(request: _Request) -> Kernel:
+    plain = inspect.unwrap(request.function.fn)
+    return Kernel(name=plain.__qualname__, module=parse(request.lower()))
+
+
+def _lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:
+    """TTIR of a kernel with locations, as Triton's front end makes it.
+
+    Args:
+        function: The JIT function.
+        target: The GPU to lower for.
+        backend: Triton's compiler for it.
+        packed: Options, signature, constants and attributes.
+
+    Raises:
+        triton.CompilationError: When the kernel does not compile, as on a GPU.
+    """
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import ASTSource
+
+    options, signature, constants, attributes = packed
+    source = ASTSource(function, signature, constants, attributes)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(
+        target,
+        options,
+        backend.get_codegen_implementation(options),
+        backend.get_module_map(),
+        context,
+    )
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    text: str = stages["ttir"](module, {}).str()
+    return text

@@ -1,0 +1,264 @@
+"""The memory that kernels may touch: views of tensors, and who owns their pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class Ownership:
+    """Which pages of a tensor an access may touch.
+
+    Attributes:
+        stride: Elements from page to page.
+        readable: Sorted page ids.
+        writable: The same, for stores.
+        states: What a page is, for messages: `null`, `freed`, `shared`, ….
+    """
+
+    stride: int
+    readable: Ints
+    writable: Ints
+    states: Mapping[int, str]
+
+    @staticmethod
+    def of(
+        tensor: Any,
+        *,
+        readable: Iterable[int],
+        writable: Iterable[int] = (),
+        axis: int = 0,
+        states: Mapping[int, str] | None = None,
+    ) -> Ownership:
+        """Pages along one axis of a tensor; it must have its largest stride there."""
+        stride = tensor.stride(axis)
+        larger = [
+            s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
+        ]
+        if stride < max(larger, default=0):
+            raise ValueError(
+                f"pages along axis {axis} are {stride} elements apart, and an axis "
+                f"has a larger stride, {max(larger)}: pages would interleave"
+            )
+        return Ownership(
+            stride=stride,
+            readable=np.unique(np.asarray(list(readable), dtype=np.int64)),
+            writable=np.unique(np.asarray(list(writable), dtype=np.int64)),
+            states=states or {},
+        )
+
+    def allows(self, pages: Ints, *, write: bool) -> Bools:
+        """Which of these pages an access may touch."""
+        allowed = self.writable if write else self.readable
+        if not len(allowed):
+            return np.zeros(pages.shape, dtype=np.bool_)
+        at = np.searchsorted(allowed, pages).clip(0, len(allowed) - 1)
+        result: Bools = allowed[at] == pages
+        return result
+
+
+@dataclass(eq=False)
+class Storage:
+    """Bytes that tensors share, and what is known of them.
+
+    Attributes:
+        written: Of scratch, which bytes were stored to; None for other memory.
+        doubtful: Bytes whose content is not computed here; None for none.
+    """
+
+    base: int
+    content: NDArray[np.uint8]
+    written: Bools | None = None
+    doubtful: Bools | None = None
+    elements: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def as_integers(self, bits: int) -> NDArray[Any]:
+        """The bytes as signed integers of a width, whole ones only."""
+        name = f"int{max(bits, 8)}"
+        if name not in self.elements:
+            size = max(bits, 8) // 8
+            whole = len(self.content) // size * size
+            self.elements[name] = self.content[:whole].view(name)
+        return self.elements[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """A view of a storage, as a kernel's argument.
+
+    Attributes:
+        name: Of the argument, or an address.
+        base: Address of element 0.
+        element_bytes: Of the tensor's own dtype.
+        size_bytes: From the first to past the last byte.
+        run_bytes: Length of each contiguous run of bytes.
+        gaps: (stride, count) in bytes of the axes above a run, largest stride first.
+    """
+
+    name: str
+    storage: Storage
+    base: int
+    element_bytes: int
+    size_bytes: int
+    run_bytes: int
+    gaps: tuple[tuple[int, int], ...]
+    read_only: bool = False
+    ownership: Ownership | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether the view is one run, so that bounds say everything."""
+        return not self.gaps
+
+    def contains(self, first: Ints, last: Ints) -> Bools:
+        """Whether bytes `first` to `last` from the base lie in one run of the view."""
+        inside = (first >= 0) & (last < self.size_bytes) & (last >= first)
+        rest = np.where(inside, first, 0)
+        for stride, count in self.gaps:
+            at = np.minimum(rest // stride, count - 1)
+            rest = rest - at * stride
+        result: Bools = inside & (rest + (last - first) < self.run_bytes)
+        return result
+
+
+class Memory:
+    """Every tensor that launches of one case may know of.
+
+    Tensors that are handed to a kernel become known by themselves. Say beforehand what
+    the case knows better: who owns a pool's pages, what must not be written, what is
+    scratch, and where a pointer argument may reach beyond its own view.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Storage] = {}
+        self._owned: dict[tuple[int, int], Ownership] = {}
+        self._read_only: set[int] = set()
+        self._whole: set[int] = set()
+        self._tables: dict[int, Region] = {}
+        self._keep: list[Any] = []
+
+    def own(self, tensor: Any, ownership: Ownership) -> None:
+        """Judge accesses through this view by its pages."""
+        self._owned[tensor.data_ptr(), tensor.element_size()] = ownership
+
+    def read_only(self, tensor: Any) -> None:
+        """Take every store into this tensor's storage for a fault."""
+        self._read_only.add(self.storage(tensor).base)
+
+    def scratch(self, tensor: Any) -> None:
+        """Take reads of what no launch has stored to for faults."""
+        storage = self.storage(tensor)
+        storage.written = np.zeros(len(storage.content), dtype=np.bool_)
+
+    def whole_storage(self, tensor: Any) -> None:
+        """Let a pointer to this view reach all of its storage, as its contract says."""
+        self._whole.add(tensor.data_ptr())
+
+    def table(self, tensor: Any, *, name: str) -> None:
+        """Make a tensor known whose address a kernel finds in a table of pointers."""
+        self._tables[tensor.data_ptr()] = self.region(tensor, name=name)
+
+    def storage(self, tensor: Any) -> Storage:
+        """The storage of a tensor; kept alive as long as this memory."""
+        untyped = tensor.untyped_storage()
+        base, size = untyped.data_ptr(), untyped.nbytes()
+        known = self._storages.get(base)
+        if known is not None and len(known.content) == size:
+            return known
+        self._keep.append(tensor)
+        made = Storage(base=base, content=_bytes_of(tensor, size))
+        self._storages[base] = made
+        return made
+
+    def region(self, tensor: Any, *, name: str) -> Region:
+        """The view that a tensor argument is."""
+        storage = self.storage(tensor)
+        size = tensor.element_size()
+        base = tensor.data_ptr()
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        if base in self._whole:
+            shape, strides = (
+                ((storage.base + len(storage.content) - base) // size,),
+                (1,),
+            )
+        run, gaps = _runs(shape, strides, size)
+        end = run + sum((count - 1) * stride for stride, count in gaps)
+        return Region(
+            name=name,
+            storage=storage,
+            base=base,
+            element_bytes=size,
+            size_bytes=end if all(shape) else 0,
+            run_bytes=run,
+            gaps=gaps,
+            read_only=storage.base in self._read_only,
+            ownership=self._owned.get((base, size)),
+        )
+
+    def at(self, addresses: Iterable[int]) -> dict[int, Region]:
+        """Regions that hold the addresses which a kernel has read from a table."""
+        found: dict[int, Region] = {}
+        for address in addresses:
+            region = self._tables.get(address) or next(
+                (
+                    each
+                    for each in self._tables.values()
+                    if each.base <= address < each.base + each.size_bytes
+                ),
+                None,
+            )
+            if region is not None:
+                found[address] = region
+                continue
+            for storage in self._storages.values():
+                end = storage.base + len(storage.content)
+                if storage.base <= address < end:
+                    found[address] = Region(
+                        name=f"memory at {address:#x}",
+                        storage=storage,
+                        base=address,
+                        element_bytes=1,
+                        size_bytes=end - address,
+                        run_bytes=end - address,
+                        gaps=(),
+                        read_only=storage.base in self._read_only,
+                    )
+        return found
+
+
+def _runs(
+    shape: tuple[int, ...], strides: tuple[int, ...], size: int
+) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Length of a view's contiguous runs, and the axes above them, in bytes."""
+    axes = sorted(
+        ((s * size, n) for n, s in zip(shape, strides, strict=True) if n > 1 and s > 0),
+    )
+    run = size
+    gaps: list[tuple[int, int]] = []
+    for stride, count in axes:
+        if stride <= run and not gaps:
+            # Smaller than the run, rows overlap, as those of a sliding view do.
+            run = run + stride * (count - 1)
+        elif gaps and stride == gaps[-1][0] * gaps[-1][1]:
+            gaps[-1] = (gaps[-1][0], gaps[-1][1] * count)
+        else:
+            gaps.append((stride, count))
+    return run, tuple(reversed(gaps))
+
+
+def _bytes_of(tensor: Any, size: int) -> NDArray[np.uint8]:
+    import torch
+
+    if tensor.device.type == "meta" or not size:
+        return np.zeros(0, dtype=np.uint8)
+    flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    content: NDArray[np.uint8] = flat.numpy()
+    return content

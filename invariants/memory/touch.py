@@ -1,0 +1,118 @@
+"""Loads, stores and atomics: judged, and executed where integers are concerned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from invariants.memory.accesses import judge_access, without_unknown
+from invariants.memory.frames import Frame, UndecidedError
+from invariants.memory.lanes import Bools, Lanes, either, unknown
+from invariants.memory.pointers import Place, Pointer
+from invariants.memory.stores import Target
+from invariants.memory.ttir import Operation
+
+if TYPE_CHECKING:
+    from invariants.memory.execute import Run
+
+
+@dataclass(frozen=True, eq=False)
+class _Access:
+    """One access: where, under which mask, and for what."""
+
+    operation: Operation
+    pointer: Pointer
+    mask: Lanes | None
+    write: bool
+
+    def judged(self, run: Run, frame: Frame, *, wanted: bool) -> Bools | None:
+        """Note what is wrong with it; give the lanes that may be executed.
+
+        Args:
+            run: Where findings are noted.
+            frame: Its rows.
+            wanted: Whether it will be executed, so that its lanes matter.
+        """
+        place = Place(
+            kernel=run.kernel,
+            grid=run.grid,
+            programs=frame.programs,
+            operation=self.operation,
+            certain=frame.certain,
+            write=self.write,
+        )
+        verdict = judge_access(place, self.pointer, without_unknown(self.mask))
+        run.accesses += 1
+        run.lanes += verdict.lanes
+        for finding in verdict.findings:
+            run.findings.setdefault((finding.kind, finding.expression), finding)
+        for doubt in verdict.doubts:
+            run.doubt(doubt, self.operation)
+        if verdict.usable is None and wanted and self.mask is not None:
+            return self.mask.dense()
+        return verdict.usable
+
+
+def _access(
+    operation: Operation, frame: Frame, *, mask_at: int, write: bool
+) -> _Access:
+    """The access of an operation whose mask, if any, is that operand."""
+    pointer = frame.get(operation.operands[0])
+    if isinstance(pointer, Lanes):
+        raise UndecidedError("a number is used as a pointer", operation)
+    masked = len(operation.operands) > mask_at
+    mask = frame.lanes(operation.operands[mask_at]) if masked else None
+    return _Access(operation, pointer, mask, write)
+
+
+def load(run: Run, operation: Operation, frame: Frame) -> None:
+    """Judge a load, and read what addresses may need."""
+    (result,) = operation.results
+    wanted = result in run.kernel.slice.values
+    access = _access(operation, frame, mask_at=1, write=False)
+    usable = access.judged(run, frame, wanted=wanted)
+    if not wanted:
+        return
+    kind, pointer, mask = operation.types[0], access.pointer, access.mask
+    if not pointer.integer:
+        frame.values[result] = unknown(kind.bits, kind.shape)
+        return
+    other = None
+    if len(operation.operands) > 2:
+        other = frame.lanes(operation.operands[2])
+    value = run.stores.read(pointer, usable, other, len(frame.programs))
+    if mask is not None and mask.unknown is not None:
+        value = replace(value, unknown=either(mask.unknown, value.unknown))
+    frame.values[result] = value
+
+
+def store(run: Run, operation: Operation, frame: Frame) -> None:
+    """Judge a store, and let integers land."""
+    access = _access(operation, frame, mask_at=2, write=True)
+    pointer, mask = access.pointer, access.mask
+    usable = access.judged(run, frame, wanted=pointer.integer)
+    if pointer.integer:
+        value = frame.lanes(operation.operands[1])
+        certain = frame.certain and (mask is None or mask.unknown is None)
+        target = Target(operation, frame.programs, pointer, usable)
+        run.stores.write(target, value, certain=certain)
+
+
+def atomic(run: Run, operation: Operation, frame: Frame) -> None:
+    """Judge an atomic; integers are updated, in the order of programs."""
+    mask_at = 3 if operation.name == "tt.atomic_cas" else 2
+    access = _access(operation, frame, mask_at=mask_at, write=True)
+    pointer = access.pointer
+    usable = access.judged(run, frame, wanted=True)
+    (result,) = operation.results or (0,)
+    wanted = result in run.kernel.slice.values
+    if not pointer.integer:
+        kind = operation.types[-1]
+        if wanted:
+            frame.values[result] = unknown(kind.bits, kind.shape)
+        return
+    operands = [frame.lanes(each) for each in operation.operands[1:mask_at]]
+    target = Target(operation, frame.programs, pointer, usable)
+    old = run.stores.update(target, operands)
+    if wanted:
+        frame.values[result] = old
