@@ -60,16 +60,26 @@ def _parser() -> argparse.ArgumentParser:
         help="make one run of the runs of several machines",
         description="Exit code 0: complete; 2: parts missing, or not parts of one run.",
     )
-    merging.add_argument("runs", nargs="+", type=Path, help="folders of runs")
     merging.add_argument(
-        "-o", "--out", type=Path, help="the folder to make (default: a new run)"
+        "runs", nargs="+", metavar="RUN", type=Path, help="folders of runs"
+    )
+    merging.add_argument(
+        "-o",
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="the folder to make (default: a new run)",
     )
     gate = commands.add_parser(
         "gate",
         help="decide whether a merge may go on; prints a markdown summary",
         description="Exit code 0: go on; 1: something is wrong; 2: could not tell.",
     )
-    gate.add_argument("report", nargs="?", help="as for show")
+    gate.add_argument(
+        "report",
+        nargs="?",
+        help="a run's id or folder, or a report.json (default: the latest run)",
+    )
     gate.add_argument(
         "--strict", action="store_true", help="findings on contract input break too"
     )

@@ -16,6 +16,12 @@ from reproducers.flatten import ScriptError
 from reproducers.ledger import KNOWN, Ledger, LedgerError
 from reproducers.store import STORE, entries, rewrite
 
+FIX_WORDS = {
+    "does not hold": "fails",
+    "does not fit this tree": "unfit",
+    "cannot be told": "untold",
+}
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -48,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("list", parents=[shared], help="show all saved faults")
     one = commands.add_parser("show", parents=[shared], help="show all about one")
-    one.add_argument("id", metavar="ID")
+    one.add_argument("id", metavar="ID", help="a saved fault's, as list shows it")
     again = commands.add_parser(
         "replay",
         parents=[shared],
@@ -56,7 +62,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Exit status, the worst of all: 0 FIXED or NOT_APPLICABLE, "
         "1 REPRODUCED (or another fault shows on the case), 2 ERRORED.",
     )
-    again.add_argument("ids", nargs="+", metavar="ID")
+    again.add_argument(
+        "ids", nargs="+", metavar="ID", help="saved faults', as list shows them"
+    )
     again.add_argument(
         "--vllm",
         metavar="TREE",
@@ -116,7 +124,8 @@ def _list(options: argparse.Namespace, ledger: Ledger, display: Display) -> int:
 def _row(saved: Saved, ledger: Ledger) -> tuple[str, ...]:
     entry = ledger.get(saved.id)
     # What follows the colon is why; `show` has it.
-    fix = saved.fix.partition(":")[0]
+    status = saved.fix.partition(":")[0]
+    fix = FIX_WORDS.get(status, status)
     known = "new" if entry is None else entry.link.rsplit("/", 1)[-1] or "known"
     version = f"{saved.found_on.version}{' patched' if saved.found_on.patches else ''}"
     return (
@@ -171,6 +180,8 @@ def main(arguments: list[str] | None = None) -> int:
     except (CaseError, LedgerError, RoomsError, ScriptError, TreeError) as error:
         display.error(str(error))
         return 2
+    finally:
+        display.done_waiting()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from invariants.model import CaseError, FaultKey
 from reports.events import LedgerRecord, Problem, Replayed
 from reproducers import store
 from reproducers.case_file import FoundOn
+from reproducers.display import shown_path
 from reproducers.flatten import ScriptError
 from reproducers.ledger import KNOWN, Ledger, LedgerError
 from reproducers.replay import fix_edits, replay, verify_fix
@@ -85,7 +86,7 @@ class SavedFaultStore:
             worker.write(Problem(where=where, message=str(error)))
             return Saved(path="", fix=fix, before_characters=0)
         return Saved(
-            path=_shown(kept.folder),
+            path=shown_path(kept.folder),
             fix=fix,
             before_characters=kept.before_characters,
         )
@@ -125,7 +126,7 @@ class SavedFaultStore:
             if done.shown is not None:
                 fault = Fault(case=case, violation=done.shown, shrunk=True)
                 place = Saved(
-                    path=_shown(self.cases / fault_id),
+                    path=shown_path(self.cases / fault_id),
                     fix=done.fix,
                     before_characters=saved.size[0],
                 )
@@ -159,9 +160,3 @@ def _found_on(run: Run) -> FoundOn:
         hypothesis=version("hypothesis"),
         seed=run.seed,
     )
-
-
-def _shown(folder: Path) -> str:
-    """Below the working directory as people type it, else whole."""
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from fuzz.trees import Tree, TreeError, resolve
 from reports.events import Outcome
 from reproducers.case_file import Refused, Saved
-from reproducers.display import Display
+from reproducers.display import Display, shown_path
 from reproducers.in_tree import replay_in_tree
 from reproducers.ledger import Ledger, disagreements
 from reproducers.replay import Replay, errored
@@ -117,7 +117,8 @@ def show(id_: str, *, store: Path, ledger: Ledger, display: Display) -> int:
     """Show all about one saved fault."""
     saved = read(store, id_)
     found_on = saved.found_on
-    display.line(f"{saved.id}: {saved.message}", style="bold")
+    display.prose(f"{saved.id}: ", saved.message, style="bold")
+    spec = "" if found_on.spec == found_on.version else f" ({found_on.spec})"
     patched = f" with {', '.join(found_on.patches)}" if found_on.patches else ""
     facts = [
         ("invariant", f"{saved.invariant}: {saved.statement}"),
@@ -126,7 +127,7 @@ def show(id_: str, *, store: Path, ledger: Ledger, display: Display) -> int:
         ("severity", saved.severity),
         ("origin", saved.origin),
         ("found", f"{saved.found}, seed {found_on.seed}"),
-        ("on", f"vLLM {found_on.version} ({found_on.spec}){patched}"),
+        ("on", f"vLLM {found_on.version}{spec}{patched}"),
         ("tree", found_on.digest),
         ("platform", found_on.platform),
         ("torch", f"{found_on.torch}, triton {found_on.triton}"),
@@ -142,11 +143,12 @@ def show(id_: str, *, store: Path, ledger: Ledger, display: Display) -> int:
     facts += [(f"evidence: {k}", str(v)) for k, v in sorted(saved.evidence.items())]
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
-        display.line(f"  {name.ljust(width)}  {value}")
+        display.prose(f"  {name.ljust(width)}  ", value)
     display.line(f"case ({len(saved.size[1])} characters, {saved.case_digest}):")
     display.line(json_text(saved.case))
     display.line(f"replay:  python -m reproducers replay {saved.id}")
-    display.line(f"script:  python {store / saved.id / 'repro.py'}")
+    script = shown_path(store / saved.id / "repro.py")
+    display.line(f"script:  python {script}")
     return 0
 
 
@@ -215,13 +217,13 @@ def _show_replay(display: Display, subject: Subject, each: Replay) -> None:
     )
     if each.outcome in ("REPRODUCED", "FIXED"):
         word = "fails" if each.outcome == "REPRODUCED" else "holds"
-        display.line(f"  broken arm: {word}: {each.message}")
+        display.prose("  broken arm: ", f"{word}: {each.message}")
     else:
-        display.line(f"  {each.message}")
+        display.prose("  ", each.message)
     if each.fixed is not None:
-        display.line(f"  fixed arm:  {each.fixed.status}: {each.fixed.message}")
+        display.prose("  fixed arm:  ", f"{each.fixed.status}: {each.fixed.message}")
     for other in each.others:
-        display.line(f"  ANOTHER FAULT SHOWS: {other}", style="bold red")
+        display.prose("  ANOTHER FAULT SHOWS: ", other, style="bold red")
 
 
 def _show_across(

@@ -66,7 +66,7 @@ def _not_there(store: Path, id_: str) -> CaseError:
 def _suggestion(store: Path, id_: str) -> str:
     """The end of an error about an ID: what may have been meant, "" if nothing."""
     ids = [name for name in _names(store) if ID_PATTERN.fullmatch(name) and name != id_]
-    near = difflib.get_close_matches(id_, ids, n=3, cutoff=0.6)
+    near = difflib.get_close_matches(id_, ids, n=3, cutoff=0.8)
     return f"; did you mean {' or '.join(near)}?" if near else ""
 
 

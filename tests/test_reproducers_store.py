@@ -231,6 +231,16 @@ def test_an_id_that_could_be_a_path_is_refused(tmp_path: Path, name: str) -> Non
         read(tmp_path, name)
 
 
+def test_an_id_of_the_same_target_alone_is_not_near(
+    tmp_path: Path, rooms: Rooms
+) -> None:
+    name = save_toy(tmp_path, rooms).name
+    # As many characters in common as two IDs of a target with a longer name have.
+    other = name[:-4] + "".join("0" if c != "0" else "1" for c in name[-4:])
+    with pytest.raises(CaseError, match="list shows what there is"):
+        read(tmp_path, other)
+
+
 def test_a_typing_error_in_an_id_is_met_with_the_ids_that_are_near(
     tmp_path: Path, rooms: Rooms
 ) -> None:
