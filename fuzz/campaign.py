@@ -37,6 +37,7 @@ from reports.events import (
     Progress,
     ShardFinished,
     Skipped,
+    WorkerFinished,
     WorkerStarted,
 )
 
@@ -193,7 +194,9 @@ class Worker:
     def close(self) -> None:
         """End child processes and close the log."""
         if self._executor is not None:
+            isolation_s = self._executor.isolation_startup_s
             self._executor.close()
+            self.write(WorkerFinished(worker=self.name, isolation_s=isolation_s))
         if self._log is not None:
             self._log.close()
 

@@ -178,10 +178,17 @@ class Machine(_Part, frozen=True, kw_only=True):
 
 
 class Startup(_Part, frozen=True, kw_only=True):
-    """Seconds until one worker had the tree activated and imported."""
+    """What one worker's start took.
+
+    Attributes:
+        startup_s: Seconds until it had the tree activated and imported.
+        isolation_s: Seconds, later on, for starting isolating processes, in which
+            cases run that may end them; 0 where it needed none or was killed.
+    """
 
     worker: str
     startup_s: float
+    isolation_s: float = 0.0
 
 
 class Times(_Part, frozen=True, kw_only=True):

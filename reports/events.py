@@ -101,6 +101,16 @@ class WorkerStarted(_Event, frozen=True, kw_only=True, tag="worker-started"):
     startup_s: float
 
 
+class WorkerFinished(_Event, frozen=True, kw_only=True, tag="worker-finished"):
+    """A process has ended its isolating processes; `isolation_s` went on their starts.
+
+    That time lies within the shards', for they start when a case first needs them.
+    """
+
+    worker: str
+    isolation_s: float
+
+
 class Progress(_Event, frozen=True, kw_only=True, tag="progress"):
     """Cases run in a shard since its previous progress event; for watching only."""
 
@@ -212,6 +222,7 @@ class RunFinished(_Event, frozen=True, kw_only=True, tag="run-finished"):
 Event = (
     RunStarted
     | WorkerStarted
+    | WorkerFinished
     | Progress
     | Found
     | ShardFinished

@@ -26,6 +26,7 @@ from reports.events import (
     RunStarted,
     ShardFinished,
     Skipped,
+    WorkerFinished,
     WorkerStarted,
 )
 from reports.findings import folded_controls, folded_findings, folded_replays
@@ -114,10 +115,14 @@ def _machine(start: RunStarted) -> Machine:
 def _times(heard: Heard) -> Times:
     shard_s = {each.shard: each.seconds for each in heard.of(ShardFinished)}
     ended = [each.seconds for each in heard.of(RunFinished)]
+    isolation_s = {each.worker: each.isolation_s for each in heard.of(WorkerFinished)}
     startups = {(each.worker, each.startup_s) for each in heard.of(WorkerStarted)}
     return Times(
         started_unix_s=min((s.started_unix_s for s in heard.starts), default=None),
         seconds=max(ended) if _finished(heard) else None,
-        startups=tuple(Startup(worker=w, startup_s=s) for w, s in sorted(startups)),
+        startups=tuple(
+            Startup(worker=w, startup_s=s, isolation_s=isolation_s.get(w, 0.0))
+            for w, s in sorted(startups)
+        ),
         shard_s=dict(sorted(shard_s.items())),
     )

@@ -7,7 +7,7 @@ steer a terminal or a page: control characters are shown, not sent.
 import json
 import textwrap
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from reports.document import Finding, Report
 
@@ -86,9 +86,19 @@ def subject_lines(report: Report) -> Iterator[str]:
         )
     startups = [each.startup_s for each in report.times.startups]
     if startups:
-        quickest, slowest = duration(min(startups)), duration(max(startups))
-        span = quickest if quickest == slowest else f"{quickest} to {slowest}"
-        yield f"start-up {span} on {counted(len(startups), 'worker')}"
+        isolations = [each.isolation_s for each in report.times.startups]
+        isolated = (
+            f", isolating processes {_span(isolations)}" if any(isolations) else ""
+        )
+        yield (
+            f"start-up {_span(startups)}{isolated} on "
+            f"{counted(len(startups), 'worker')}"
+        )
+
+
+def _span(seconds: Sequence[float]) -> str:
+    quickest, slowest = duration(min(seconds)), duration(max(seconds))
+    return quickest if quickest == slowest else f"{quickest} to {slowest}"
 
 
 def news(report: Report) -> list[Finding]:

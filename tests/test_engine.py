@@ -45,6 +45,8 @@ def test_a_sound_tree_ends_green(home: Home, good: Path) -> None:
     assert "exit 0" in done.stdout
     row = next(r for r in report_of(home)["rows"] if r["invariant"] == "TOY-BLOCKS")
     assert (row["verdict"], row["cases"]) == ("held", 120)
+    (startup,) = report_of(home)["times"]["startups"]
+    assert 0 < startup["isolation_s"] < report_of(home)["times"]["seconds"]
 
 
 def test_a_contract_fault_is_told_and_breaks_a_strict_run_only(

@@ -19,6 +19,7 @@ from reports.events import (
     RunStarted,
     Skipped,
     TreeRecord,
+    WorkerFinished,
     WorkerStarted,
 )
 from reports.junit import junit_xml
@@ -99,6 +100,9 @@ def test_the_screen_of_a_clean_run_says_what_it_stands_on() -> None:
     assert "start-up 9.5 s on 1 worker\n" in text
     assert "start-up 9.5 s to 12.0 s on 2 workers\n" in screen(
         WorkerStarted(worker="gw1", startup_s=12.0)
+    )
+    assert "start-up 9.5 s, isolating processes 7.0 s on 1 worker\n" in screen(
+        WorkerFinished(worker="gw0-11", isolation_s=7.0)
     )
     assert re.search(r"controls +2 of 2 found", text)
     assert re.search(r"TABLE-WINDOW +held +200 +1/1 held +200 +1/1", text)
