@@ -7,6 +7,8 @@ other runs as one pass over all trips of all programs, each a row.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from invariants.memory import arrays, folds, loops, touch
@@ -21,11 +23,13 @@ from invariants.memory.frames import (
     picked,
 )
 from invariants.memory.integers import BINARY_OPERATIONS
-from invariants.memory.kernel import Kernel, Step
+from invariants.memory.kernel import Kernel, Plan, Step
 from invariants.memory.lanes import constant, of_array, unknown
 from invariants.memory.regions import Memory
 from invariants.memory.stores import Stores
 from invariants.memory.ttir import Block, Function, Operation, Type
+
+_ENDS = ("tt.return", "cf.br", "cf.cond_br", "scf.yield", "scf.condition")
 
 
 class Run:
@@ -47,7 +51,10 @@ class Run:
         """Run every program of the grid."""
         function = self.kernel.module.kernel
         total = self.grid[0] * self.grid[1] * self.grid[2]
-        frame = Frame(programs=np.arange(total, dtype=np.int64))
+        frame = Frame(
+            programs=np.arange(total, dtype=np.int64),
+            constants=self.kernel.constants,
+        )
         for number, value in zip(function.parameters, arguments, strict=True):
             if value is not None:
                 frame.values[number] = value
@@ -155,14 +162,31 @@ class Run:
 
     def block(self, block: Block, frame: Frame) -> Operation | None:
         """Run a block's operations; give the last, which says where to go."""
-        runs = self.kernel.slice.operations
-        ends = {"tt.return", "cf.br", "cf.cond_br", "scf.yield", "scf.condition"}
+        plan = self.kernel.plans.get(id(block))
+        if plan is None:
+            plan = self.kernel.plans[id(block)] = self._planned(block)
+        steps, end = plan
+        for step in steps:
+            step(self, frame)
+        return end
+
+    def _planned(self, block: Block) -> Plan:
+        """What of a block must run; what depends on no launch is computed at once."""
+        constants = self.kernel.constants
+        steps: list[Step] = []
         for operation in block.operations:
-            if operation.name in ends:
-                return operation
-            if id(operation) in runs:
-                self.step(operation)(self, frame)
-        return None
+            if operation.name in _ENDS:
+                return tuple(steps), operation
+            if not self.kernel.slice.runs(operation):
+                continue
+            step = self.step(operation)
+            if _constant(operation, constants):
+                frame = Frame(programs=np.zeros(1, dtype=np.int64), constants=constants)
+                step(self, frame)
+                constants.update((n, frame.values[n]) for n in operation.results)
+            else:
+                steps.append(step)
+        return tuple(steps), None
 
     def unknown_results(self, operation: Operation, frame: Frame) -> None:
         """Integers of an operation that is not computed here."""
@@ -184,6 +208,13 @@ class Run:
         if step is None:
             step = self.kernel.steps[id(operation)] = _made(operation)
         return step
+
+
+def _constant(operation: Operation, constants: Mapping[int, Value]) -> bool:
+    """Whether an operation gives the same in every launch."""
+    pure = operation.name in BINARY_OPERATIONS or operation.name in arrays.OPERATIONS
+    known = all(each in constants for each in operation.operands)
+    return pure and known and all(kind.integer for kind in operation.types)
 
 
 def _made(operation: Operation) -> Step:
@@ -265,7 +296,9 @@ def _call(run: Run, operation: Operation, frame: Frame) -> None:
     """A device function that was not inlined."""
     name = operation.text.split("(")[0].lstrip("@").strip('"')
     function = run.kernel.module.functions[name]
-    inner = Frame(programs=frame.programs, certain=frame.certain)
+    inner = Frame(
+        programs=frame.programs, constants=frame.constants, certain=frame.certain
+    )
     for number, given in zip(function.parameters, operation.operands, strict=True):
         value = run.maybe(frame, given)
         if value is not None:

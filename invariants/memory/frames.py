@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,12 +31,14 @@ class Frame:
 
     Attributes:
         programs: ``[rows]`` linear program ids.
+        constants: Values that are the same in every launch.
         parent: Where values that are not defined here come from.
         take: The parent's row of each row here; None for all of them in order.
         certain: Whether these rows are known to run.
     """
 
     programs: NDArray[np.int64]
+    constants: Mapping[int, Value]
     parent: Frame | None = None
     take: Rows | None = None
     certain: bool = True
@@ -44,6 +47,9 @@ class Frame:
     def get(self, number: int) -> Value:
         """A value by its number, for the rows of this frame."""
         value = self.values.get(number)
+        if value is not None:
+            return value
+        value = self.constants.get(number)
         if value is not None:
             return value
         if self.parent is None:
@@ -65,7 +71,11 @@ class Frame:
         """A frame within this one, for all of its rows or some."""
         programs = self.programs if take is None else self.programs[take]
         return Frame(
-            programs=programs, parent=self, take=take, certain=self.certain and certain
+            programs=programs,
+            constants=self.constants,
+            parent=self,
+            take=take,
+            certain=self.certain and certain,
         )
 
 

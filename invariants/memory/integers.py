@@ -74,7 +74,7 @@ def _noted(
     if tainted:
         actual = compute(left.dense(), right.dense())
     actual = wrapped(actual, bits)
-    result = replace(of_array(actual, bits, shape), unknown=strange)
+    result = of_array(actual, bits, shape, strange)
     if np.array_equal(actual, exact):
         return result
     wrap = left.wrap or right.wrap
@@ -167,9 +167,8 @@ def _dense(
 
     def apply(_: Operation, left: Lanes, right: Lanes) -> Lanes:
         actual = compute(left.dense(), right.dense(), left.bits)
-        result = replace(
-            of_array(actual, left.bits, left.shape),
-            unknown=either(left.unknown, right.unknown),
+        result = of_array(
+            actual, left.bits, left.shape, either(left.unknown, right.unknown)
         )
         if settles or left.exact is None is right.exact:
             return result
@@ -300,7 +299,7 @@ def _predicate(
         if decides is None
         else _logical_unknown(left, right, decides=decides)
     )
-    result = replace(of_array(actual, 1, left.shape), unknown=strange)
+    result = of_array(actual, 1, left.shape, strange)
     if left.exact is None is right.exact or np.array_equal(actual, ideal):
         return result
     return replace(result, exact=ideal, wrap=left.wrap or right.wrap)
@@ -331,9 +330,7 @@ def compare(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
     else:
         relation = _COMPARISONS[predicate]
         actual = relation(a, b)
-    result = replace(
-        of_array(actual, 1, left.shape), unknown=either(left.unknown, right.unknown)
-    )
+    result = of_array(actual, 1, left.shape, either(left.unknown, right.unknown))
     if left.exact is None is right.exact:
         return result
     ideal = relation(left.exact_or_dense(), right.exact_or_dense())
@@ -377,7 +374,7 @@ def extend_signed(value: Lanes, bits: int) -> Lanes:
     """Sign extension; of a true predicate, -1."""
     if value.bits == 1:
         array = -value.dense().astype(np.int64)
-        result = replace(of_array(array, bits, value.shape), unknown=value.unknown)
+        result = of_array(array, bits, value.shape, value.unknown)
         return _with_exact(result, value, sign=-1)
     return replace(value, bits=bits)
 
@@ -390,12 +387,12 @@ def extend_unsigned(value: Lanes, bits: int) -> Lanes:
     """
     if value.bits == 1:
         array = value.dense().astype(np.int64)
-        result = replace(of_array(array, bits, value.shape), unknown=value.unknown)
+        result = of_array(array, bits, value.shape, value.unknown)
         return _with_exact(result, value, sign=1)
     if value.low >= 0 and value.exact is None:
         return replace(value, bits=bits)
     actual = unsigned(value.dense(), value.bits).astype(np.int64)
-    result = replace(of_array(actual, bits, value.shape), unknown=value.unknown)
+    result = of_array(actual, bits, value.shape, value.unknown)
     if value.exact is None:
         return result
     negative = (value.exact < 0) & (value.exact >= limits(value.bits)[0])
@@ -416,13 +413,13 @@ def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
     """The low bits; what does not fit counts as wrapped."""
     if bits == 1:
         odd = (value.dense() & 1).astype(np.bool_)
-        return replace(of_array(odd, 1, value.shape), unknown=value.unknown)
+        return of_array(odd, 1, value.shape, value.unknown)
     low, high = limits(bits)
     if value.exact is None and low <= value.low and value.high <= high:
         return replace(value, bits=bits)
     exact = value.exact_or_dense()
     actual = wrapped(exact, bits)
-    result = replace(of_array(actual, bits, value.shape), unknown=value.unknown)
+    result = of_array(actual, bits, value.shape, value.unknown)
     if np.array_equal(actual, exact):
         return result
     wrap = value.wrap or Wrap(operation, exact, exact, exact, bits)
@@ -432,7 +429,7 @@ def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
 def absolute(value: Lanes) -> Lanes:
     """Magnitude; of the smallest number, itself."""
     array = wrapped(np.abs(value.dense()), value.bits)
-    return replace(of_array(array, value.bits, value.shape), unknown=value.unknown)
+    return of_array(array, value.bits, value.shape, value.unknown)
 
 
 _BITWISE_AND = _dense(lambda a, b, _: a & b, settles=True)

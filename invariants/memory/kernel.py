@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from invariants.memory.frames import Frame
+from invariants.memory.frames import Frame, Value
 from invariants.memory.slicing import Slice, slice_of
 from invariants.memory.ttir import Module, Operation
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from invariants.memory.execute import Run
 
 Step = Callable[["Run", Frame], None]
+Plan = tuple[tuple[Step, ...], Operation | None]
 
 
 @dataclass(eq=False)
@@ -25,11 +26,15 @@ class Kernel:
     Attributes:
         name: Its qualified name without module.
         steps: How to run each operation, by its identity, as far as known yet.
+        plans: What of each block runs in order, and its last operation, by identity.
+        constants: Values that are the same in every launch, by number.
     """
 
     name: str
     module: Module
     steps: dict[int, Step] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
+    constants: dict[int, Value] = field(default_factory=dict)
 
     @cached_property
     def slice(self) -> Slice:

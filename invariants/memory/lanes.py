@@ -98,14 +98,18 @@ def constant(value: int, bits: int, shape: tuple[int, ...] = ()) -> Lanes:
     return Lanes(shape, bits, (np.full(ones, value, dtype=np.int64),), value, value)
 
 
-def of_array(array: Array, bits: int, shape: tuple[int, ...]) -> Lanes:
+def of_array(
+    array: Array, bits: int, shape: tuple[int, ...], unknown: Bools | None = None
+) -> Lanes:
     """Lanes from an array ``[rows or 1, *sizes or 1]``; bounds are looked up."""
     if bits == 1:
-        return Lanes(shape, 1, (array.astype(np.bool_, copy=False),), 0, 1)
+        truth = array.astype(np.bool_, copy=False)
+        return Lanes(shape, 1, (truth,), 0, 1, unknown=unknown)
     wide = array.astype(np.int64, copy=False)
     if not wide.size:
-        return Lanes(shape, bits, (wide,), 0, 0)
-    return Lanes(shape, bits, (wide,), int(wide.min()), int(wide.max()))
+        return Lanes(shape, bits, (wide,), 0, 0, unknown=unknown)
+    low, high = int(wide.min()), int(wide.max())
+    return Lanes(shape, bits, (wide,), low, high, unknown=unknown)
 
 
 def unknown(bits: int, shape: tuple[int, ...]) -> Lanes:
@@ -129,16 +133,13 @@ def either(*masks: Bools | None) -> Bools | None:
 
 def taken(lanes: Lanes, rows: NDArray[np.intp]) -> Lanes:
     """The value for some of the rows, or for rows more than once."""
+    if lanes.plain and all(part.shape[0] == 1 for part in lanes.parts):
+        return lanes
 
     def of(array: Array) -> Array:
         return array if array.shape[0] == 1 else array[rows]
 
-    return replace(
-        lanes,
-        parts=tuple(of(part) for part in lanes.parts),
-        exact=None if lanes.exact is None else of(lanes.exact),
-        unknown=None if lanes.unknown is None else of(lanes.unknown),
-    )
+    return rearranged(lanes, lanes.shape, of)
 
 
 def merged(rows: int, pieces: list[tuple[NDArray[np.intp], Lanes]]) -> Lanes:
@@ -219,12 +220,15 @@ def rearranged(
     of: Callable[[Array], Array],
 ) -> Lanes:
     """Apply one rearrangement of lanes to everything that is known of them."""
-    return replace(
-        lanes,
-        shape=shape,
-        parts=tuple(of(part) for part in lanes.parts),
-        exact=None if lanes.exact is None else of(lanes.exact),
-        unknown=None if lanes.unknown is None else of(lanes.unknown),
+    return Lanes(
+        shape,
+        lanes.bits,
+        tuple([of(part) for part in lanes.parts]),
+        lanes.low,
+        lanes.high,
+        None if lanes.exact is None else of(lanes.exact),
+        lanes.wrap,
+        None if lanes.unknown is None else of(lanes.unknown),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 
 
 class TtirError(ValueError):
@@ -31,7 +31,7 @@ class Type:
     element: str
     pointer: bool = False
 
-    @property
+    @cached_property
     def bits(self) -> int:
         """Width of an element; of a pointer, of what it points to."""
         if self.element == "index":
@@ -39,7 +39,7 @@ class Type:
         digits = re.search(r"\d+", self.element)
         return int(digits.group()) if digits else 64
 
-    @property
+    @cached_property
     def integer(self) -> bool:
         """Whether elements are integers, predicates included."""
         return not self.pointer and bool(re.fullmatch(r"i\d+|index", self.element))
