@@ -284,12 +284,17 @@ class Zygote:
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_KEPT_BYTES))
         return telling_lines(self._stderr.read().decode(errors="replace"))
 
-    def close(self) -> str:
-        """End the zygote and its child, and say how it ended."""
+    def close(self, *, ending_itself: bool = False) -> str:
+        """End the zygote and its child, and say how it ended.
+
+        Args:
+            ending_itself: Whether it was seen to end, which may take it seconds.
+        """
         self.control.close()
+        # Without a child it has nothing to end, and may be in an import.
+        busy = self.child is not None or ending_itself
         try:
-            # Without a child it has nothing to end, and may be in an import.
-            self._process.wait(timeout=1.0 if self.child is None else END_TIMEOUT_S)
+            self._process.wait(timeout=END_TIMEOUT_S if busy else 1.0)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()

@@ -102,10 +102,10 @@ def _try_imports(
         error = raised
     finally:
         words = zygote.last_words() or "none"
-        how, _, _ = zygote.close().partition(":")
+        ended = isinstance(error, ZygoteDied)
+        how, _, _ = zygote.close(ending_itself=ended).partition(":")
     if error is None:
         return
-    ended = isinstance(error, ZygoteDied)
     trouble = f"ended its process ({how})" if ended else f"took over {timeout_s:g} s"
     raise TreeError(
         f"the tree {tree.spec} cannot be tested: importing {what} {trouble}; last "
