@@ -31,7 +31,7 @@ SCALE_BYTES = 4
 
 CacheMode = Literal["none", "align", "all"]
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
 
@@ -49,21 +49,21 @@ class AttentionShape:
             scales itself; None for the plain layout.
     """
 
-    num_kv_heads: Count
-    head_size: Count
+    num_kv_heads: Size
+    head_size: Size
     head_size_v: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     dtype: Dtype
     scales: Scales = "none"
-    window: Count | None = None
-    alignment: Count | None = None
-    slot_bytes: Count | None = None
+    window: Size | None = None
+    alignment: Size | None = None
+    slot_bytes: Size | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MambaState:
     """The recurrent state that one layer keeps per block, whatever its tokens."""
 
-    shapes: tuple[tuple[Count, ...], ...]
+    shapes: tuple[tuple[Size, ...], ...]
     dtypes: tuple[Dtype, ...]
     cache_mode: CacheMode
     num_speculative_blocks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
@@ -81,7 +81,7 @@ class LayerSpec:
     """
 
     kind: Kind
-    block_size: Count
+    block_size: Size
     attention: AttentionShape | None = None
     mamba: MambaState | None = None
     page_size_padded: Bytes | None = None
