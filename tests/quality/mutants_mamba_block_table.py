@@ -245,6 +245,5 @@ MECHANICAL: tuple[tuple[tuple[str, ...], str], ...] = (
     (TABLES, "BlockTable.append_row"),
     (TABLES, "BlockTable.move_row"),
     (TABLES, "BlockTable.swap_row"),
-    (MANAGERS, "MambaManager.find_longest_cache_hit"),
     (SPECS, "MambaSpec.max_num_blocks_per_req"),
 )
