@@ -14,10 +14,10 @@ from invariants.specs import (
     DTYPE_BYTES,
     SCALE_BYTES,
     CacheMode,
+    Extent,
     LayerSpec,
     MambaState,
     SeenLayer,
-    Size,
     content_bytes,
 )
 
@@ -46,7 +46,7 @@ class TargetModel:
     head_size: Small
     dtype: Literal["bfloat16", "float16", "float32"]
     cache_dtype: CacheDtype
-    window: Size
+    window: Extent
     state_dtype: Literal["auto", "float32"]
     state_heads: Small
     state_key_heads: Small
@@ -67,7 +67,7 @@ class Drafter:
     layers: tuple[Literal["full", "sliding_window"], ...]
     num_kv_heads: Small
     head_size: Small
-    window: Size
+    window: Extent
     cache_dtype: Literal["target", "auto", "fp8"]
 
 
@@ -96,7 +96,7 @@ class Deployment:
     pipeline_stages: Annotated[int, msgspec.Meta(ge=1, le=2)]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)]
     mamba_cache_mode: CacheMode
-    block_size: Size | None
+    block_size: Extent | None
     skip_sliding_window: bool
     skip_layer: Natural | None
     max_model_len: Annotated[int, msgspec.Meta(ge=1, le=2**24)]

@@ -31,7 +31,7 @@ SCALE_BYTES = 4
 
 CacheMode = Literal["none", "align", "all"]
 
-Size = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Extent = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
 
@@ -49,21 +49,21 @@ class AttentionShape:
             scales itself; None for the plain layout.
     """
 
-    num_kv_heads: Size
-    head_size: Size
+    num_kv_heads: Extent
+    head_size: Extent
     head_size_v: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     dtype: Dtype
     scales: Scales = "none"
-    window: Size | None = None
-    alignment: Size | None = None
-    slot_bytes: Size | None = None
+    window: Extent | None = None
+    alignment: Extent | None = None
+    slot_bytes: Extent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MambaState:
     """The recurrent state that one layer keeps per block, whatever its tokens."""
 
-    shapes: tuple[tuple[Size, ...], ...]
+    shapes: tuple[tuple[Extent, ...], ...]
     dtypes: tuple[Dtype, ...]
     cache_mode: CacheMode
     num_speculative_blocks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
@@ -81,7 +81,7 @@ class LayerSpec:
     """
 
     kind: Kind
-    block_size: Size
+    block_size: Extent
     attention: AttentionShape | None = None
     mamba: MambaState | None = None
     page_size_padded: Bytes | None = None
