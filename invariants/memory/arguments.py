@@ -12,9 +12,17 @@ from invariants.memory.ttir import Type
 
 
 def argument_value(
-    argument: Any, kind: Type, name: str, memory: Memory
+    argument: Any, kind: Type, name: str, memory: Memory, *, floats: bool = False
 ) -> Value | None:
-    """What a kernel's argument is: a pointer into its view, an integer, or no value."""
+    """What a kernel's argument is: a pointer into its view, a number, or no value.
+
+    Args:
+        argument: What the launch was given.
+        kind: The parameter's type.
+        name: The parameter's name.
+        memory: What is known of tensors.
+        floats: Whether floating-point numbers are values, too.
+    """
     if kind.pointer:
         if argument is None:
             return None
@@ -38,4 +46,8 @@ def argument_value(
             low = -(1 << (kind.bits - 1))
             value = (value - low) % (1 << kind.bits) + low
         return constant(value, kind.bits)
+    if floats and kind.floating:
+        from invariants.memory.float_types import filled
+
+        return filled(kind.element, (), float(argument))
     return None

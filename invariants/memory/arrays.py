@@ -90,6 +90,7 @@ def _each(change: Callable[[Operation, Lanes], Lanes]) -> Maker:
             if isinstance(value, Lanes):
                 frame.values[result] = change(operation, value)
                 return
+            assert isinstance(value, Pointer)
             offset = change(operation, value.offset)
             which = value.which
             if which is not None:

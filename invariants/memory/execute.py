@@ -1,4 +1,4 @@
-"""Runs a lowered kernel over its whole grid at once, in address mode.
+"""Runs a lowered kernel over its whole grid at once.
 
 Every value has one row per running program. A branch that programs take differently
 runs once per side, on the rows that take it. A loop whose trips do not depend on each
@@ -7,7 +7,7 @@ other runs as one pass over all trips of all programs, each a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -58,13 +58,23 @@ class Run:
         for number, value in zip(function.parameters, arguments, strict=True):
             if value is not None:
                 frame.values[number] = value
-        if total:
-            try:
-                self.function(function, frame)
-            except UndecidedError as error:
-                self.doubt(error.reason, error.operation)
+        try:
+            for part in self._parts(frame):
+                self.function(function, part)
+        except UndecidedError as error:
+            self.doubt(error.reason, error.operation)
         for race in self.stores.races(self.kernel, self.grid):
             self.findings.setdefault((race.kind, race.expression), race)
+
+    def _parts(self, frame: Frame) -> Iterator[Frame]:
+        """All programs at once, or some after the others where floats take memory."""
+        total = len(frame.programs)
+        size = self.kernel.rows_max if self.kernel.values else total
+        if total <= size:
+            yield from (frame,) * (total > 0)
+            return
+        for first in range(0, total, size):
+            yield frame.child(np.arange(first, min(first + size, total)))
 
     def doubt(self, reason: str, operation: Operation | None) -> None:
         """Note that something could not be decided."""
@@ -206,7 +216,8 @@ class Run:
         """How to run an operation; made once per kernel."""
         step = self.kernel.steps.get(id(operation))
         if step is None:
-            step = self.kernel.steps[id(operation)] = _made(operation)
+            make = _made_for_values if self.kernel.values else _made
+            step = self.kernel.steps[id(operation)] = make(operation)
         return step
 
 
@@ -218,6 +229,20 @@ def _constant(operation: Operation, constants: Mapping[int, Value]) -> bool:
 
 
 def _made(operation: Operation) -> Step:
+    step = _of_integers(operation)
+    return step or (lambda run, frame: run.unknown_results(operation, frame))
+
+
+def _made_for_values(operation: Operation) -> Step:
+    # Imported here, for address mode needs no torch.
+    from invariants.memory import float_operations
+
+    step = float_operations.made(operation) or _of_integers(operation)
+    return step or float_operations.not_computed(operation)
+
+
+def _of_integers(operation: Operation) -> Step | None:
+    """How to run what has to do with integers, pointers and control."""
     apply = BINARY_OPERATIONS.get(operation.name)
     if apply is not None:
         left, right = operation.operands
@@ -246,9 +271,9 @@ def _made(operation: Operation) -> Step:
         "tt.get_program_id": _program_id,
         "tt.get_num_programs": _num_programs,
     }.get(operation.name)
-    if control is not None:
-        return lambda run, frame: control(run, operation, frame)
-    return lambda run, frame: run.unknown_results(operation, frame)
+    if control is None:
+        return None
+    return lambda run, frame: control(run, operation, frame)
 
 
 def _branch(run: Run, operation: Operation, frame: Frame) -> None:
@@ -262,6 +287,8 @@ def _branch(run: Run, operation: Operation, frame: Frame) -> None:
     rows = len(frame.programs)
     doubt = condition.unknown
     if doubt is not None and bool(doubt.any()):
+        if run.kernel.values:
+            raise UndecidedError("a branch depends on what is not known", operation)
         for region in operation.regions:
             run.block(region[0], frame.child(certain=False))
         for at, result in wanted:

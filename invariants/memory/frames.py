@@ -8,12 +8,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from invariants.memory import floats
+from invariants.memory.floats import Floats
 from invariants.memory.lanes import Lanes, merged, taken
 from invariants.memory.pointers import Pointer
 from invariants.memory.ttir import Operation
 
 Rows = NDArray[np.intp]
-Value = Lanes | Pointer
+Value = Lanes | Pointer | Floats
 
 
 class UndecidedError(Exception):
@@ -61,10 +63,17 @@ class Frame:
         return value
 
     def lanes(self, number: int) -> Lanes:
-        """A value that is a number, not a pointer."""
+        """A value that is an integer."""
         value = self.get(number)
-        if isinstance(value, Pointer):
-            raise UndecidedError("a pointer is used as a number")
+        if not isinstance(value, Lanes):
+            raise UndecidedError("a pointer or a float is used as an integer")
+        return value
+
+    def floats(self, number: int) -> Floats:
+        """A value that is a floating-point number."""
+        value = self.get(number)
+        if not isinstance(value, Floats):
+            raise UndecidedError("a pointer or an integer is used as a float")
         return value
 
     def child(self, take: Rows | None = None, *, certain: bool = True) -> Frame:
@@ -83,6 +92,8 @@ def picked(value: Value, rows: Rows) -> Value:
     """A value for some rows."""
     if isinstance(value, Lanes):
         return taken(value, rows)
+    if isinstance(value, Floats):
+        return floats.taken(value, rows)
     which = value.which
     if which is not None and which.shape[0] != 1:
         which = which[rows]
@@ -98,6 +109,10 @@ def joined(rows: int, pieces: list[tuple[Rows, Value]]) -> Value:
     if isinstance(first, Lanes):
         return merged(
             rows, [(index, each) for index, each in pieces if isinstance(each, Lanes)]
+        )
+    if isinstance(first, Floats):
+        return floats.merged(
+            rows, [(index, each) for index, each in pieces if isinstance(each, Floats)]
         )
     pointers = [(index, each) for index, each in pieces if isinstance(each, Pointer)]
     offset = merged(rows, [(index, each.offset) for index, each in pointers])

@@ -417,8 +417,9 @@ def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
     low, high = limits(bits)
     if value.exact is None and low <= value.low and value.high <= high:
         return replace(value, bits=bits)
+    # Where a comparison went another way, the two differ in their low bits as well.
     exact = value.exact_or_dense()
-    actual = wrapped(exact, bits)
+    actual = wrapped(value.dense(), bits)
     result = of_array(actual, bits, value.shape, value.unknown)
     if np.array_equal(actual, exact):
         return result

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import linecache
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from invariants.memory.frames import Frame, Value
-from invariants.memory.slicing import Slice, slice_of
-from invariants.memory.ttir import Module, Operation
+from invariants.memory.slicing import Slice, operations_of, slice_of
+from invariants.memory.ttir import Module, Operation, Type
 
 if TYPE_CHECKING:
     from invariants.memory.execute import Run
+
+# Rows of one pass over a loop's trips; more are cut, so that memory stays flat.
+ROWS_MAX = 1 << 15
+# Lanes of a value when floats are computed; each of a kernel's values may have as many.
+LANES_MAX = 1 << 20
 
 Step = Callable[["Run", Frame], None]
 Plan = tuple[tuple[Step, ...], Operation | None]
@@ -25,6 +31,7 @@ class Kernel:
 
     Attributes:
         name: Its qualified name without module.
+        values: Whether floats are computed.
         steps: How to run each operation, by its identity, as far as known yet.
         plans: What of each block runs in order, and its last operation, by identity.
         constants: Values that are the same in every launch, by number.
@@ -32,6 +39,7 @@ class Kernel:
 
     name: str
     module: Module
+    values: bool = False
     steps: dict[int, Step] = field(default_factory=dict)
     plans: dict[int, Plan] = field(default_factory=dict)
     constants: dict[int, Value] = field(default_factory=dict)
@@ -39,7 +47,20 @@ class Kernel:
     @cached_property
     def slice(self) -> Slice:
         """What of it has to run."""
-        return slice_of(self.module)
+        return slice_of(self.module, values=self.values)
+
+    @cached_property
+    def rows_max(self) -> int:
+        """Programs, or trips of a loop, that run together: memory stays flat."""
+        if not self.values:
+            return ROWS_MAX
+        largest = max(
+            math.prod(kind.shape)
+            for function in self.module.functions.values()
+            for operation in operations_of(function.blocks)
+            for kind in (*operation.types, Type((), "i32"))
+        )
+        return max(LANES_MAX // largest, 1)
 
     def source(self, operation: Operation) -> tuple[str, int, str]:
         """File, line and text of the source of an operation."""

@@ -32,16 +32,18 @@ class _Request:
     function: Any
     key: str
     lower: Callable[[], str]
+    values: bool
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, _Request)
             and self.function is other.function
             and self.key == other.key
+            and self.values == other.values
         )
 
     def __hash__(self) -> int:
-        return hash((id(self.function), self.key))
+        return hash((id(self.function), self.key, self.values))
 
 
 @dataclass(eq=False)
@@ -63,7 +65,9 @@ class Log:
 
 
 @contextmanager
-def checked_launches(memory: Memory | None = None) -> Iterator[Log]:
+def checked_launches(
+    memory: Memory | None = None, *, values: bool = False
+) -> Iterator[Log]:
     """Execute and judge every launch of a JIT function until the context ends.
 
     The process must be one in which Triton has an active driver that names a GPU as
@@ -71,6 +75,8 @@ def checked_launches(memory: Memory | None = None) -> Iterator[Log]:
 
     Args:
         memory: What is known of the tensors beforehand.
+        values: Whether floats are computed too, in value mode, so that outputs land in
+            their tensors; else only what addresses, masks and integers need.
     """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
@@ -78,7 +84,7 @@ def checked_launches(memory: Memory | None = None) -> Iterator[Log]:
     log = Log(memory=Memory() if memory is None else memory)
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
-        _launch(log, function, args, kwargs, grid, warmup=warmup)
+        _launch(log, function, args, kwargs, grid, warmup=warmup, values=values)
 
     def bench(*_: Any, **__: Any) -> list[float]:
         # Timings mean nothing here: all alike, the first configuration wins.
@@ -100,6 +106,7 @@ def _launch(
     grid: Any,
     *,
     warmup: bool,
+    values: bool,
 ) -> None:
     from triton import knobs
     from triton.runtime import driver
@@ -119,18 +126,19 @@ def _launch(
         return _lowered(function, target, backend, packed)
 
     key = f"{specialization}{options}{_constants(bound, specialization)}"
-    kernel = _kernel(_Request(function=function, key=key, lower=lower))
+    request = _Request(function=function, key=key, lower=lower, values=values)
+    kernel = _kernel(request)
     if callable(grid):
         grid = grid(bound)
     x, y, z = (*(int(each) for each in grid), 1, 1)[:3]
     run = Run(kernel, (x, y, z), log.memory)
     names, given = _arguments(function, bound, specialization)
     kinds = kernel.module.kernel.parameter_types
-    values = [
-        argument_value(argument, kind, name, log.memory)
+    entering = [
+        argument_value(argument, kind, name, log.memory, floats=values)
         for name, argument, kind in zip(names, given, kinds, strict=True)
     ]
-    run.start(values)
+    run.start(entering)
     log.launches.append(
         Launch(
             kernel=kernel.name,
@@ -192,7 +200,8 @@ def _arguments(
 @lru_cache(maxsize=_KERNELS_MAX)
 def _kernel(request: _Request) -> Kernel:
     plain = inspect.unwrap(request.function.fn)
-    return Kernel(name=plain.__qualname__, module=parse(request.lower()))
+    module = parse(request.lower())
+    return Kernel(name=plain.__qualname__, module=module, values=request.values)
 
 
 def _lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:

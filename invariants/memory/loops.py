@@ -19,6 +19,7 @@ from invariants.memory.frames import (
 )
 from invariants.memory.integers import add, multiply
 from invariants.memory.lanes import Ints, Lanes, constant, of_array, taken
+from invariants.memory.pointers import Pointer
 from invariants.memory.slicing import operations_of
 from invariants.memory.ttir import Block, Operation
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from invariants.memory.execute import Run
     from invariants.memory.kernel import Kernel
 
-# Rows of one pass over a loop's trips; more are cut, so that memory stays flat.
-ROWS_MAX = 1 << 15
 TRIPS_MAX = 1_000_000
 
 
@@ -127,16 +126,18 @@ def _advance(block: Block, argument: int, value: int) -> Operation | None:
 
 
 def _depends_on_itself(operation: Operation, kernel: Kernel) -> bool:
-    """Whether a trip may load an integer that an earlier one stored."""
+    """Whether a trip may load what an earlier one stored, or store over it."""
     written = loaded = False
+    stores = 0
     for inner in operations_of(operation.regions[0]):
         if inner.name in {"tt.atomic_rmw", "tt.atomic_cas", "tt.call"}:
             return True
-        if inner.name == "tt.store" and inner.types[0].element.startswith("i"):
-            written = True
+        if inner.name == "tt.store":
+            stores += 1
+            written |= kernel.values or inner.types[0].element.startswith("i")
         if inner.name == "tt.load" and inner.results[0] in kernel.slice.values:
             loaded = True
-    return written and loaded
+    return (written and loaded) or (kernel.values and stores > 1)
 
 
 def _all_trips(
@@ -146,7 +147,7 @@ def _all_trips(
     counter: _Counter,
     carried: tuple[_Carried, ...],
 ) -> None:
-    for rows, at in _passes(counter.trips):
+    for rows, at in _passes(counter.trips, run.kernel.rows_max):
         inner = frame.child(rows)
         trip = of_array(at, 64, ())
         inner.values[block.arguments[0]] = counter.value(rows, trip)
@@ -158,12 +159,12 @@ def _all_trips(
         frame.values[each.result] = _after(frame, each, trip)
 
 
-def _passes(trips: Ints) -> Iterator[tuple[Rows, Ints]]:
+def _passes(trips: Ints, rows_max: int) -> Iterator[tuple[Rows, Ints]]:
     """Rows and trip numbers, all trips of all rows, cut into passes."""
     ends = np.cumsum(trips)
     total = int(ends[-1]) if len(ends) else 0
-    for first in range(0, total, ROWS_MAX):
-        at = np.arange(first, min(first + ROWS_MAX, total))
+    for first in range(0, total, rows_max):
+        at = np.arange(first, min(first + rows_max, total))
         rows = np.searchsorted(ends, at, side="right")
         yield rows, at - (ends - trips)[rows]
 
@@ -184,6 +185,7 @@ def _after(frame: Frame, carried: _Carried, trip: Lanes) -> Value:
     moved = multiply(advance, count, replace(by, bits=bits))
     if isinstance(begin, Lanes):
         return add(advance, begin, moved)
+    assert isinstance(begin, Pointer)
     return moved_pointer(advance, begin, moved)
 
 

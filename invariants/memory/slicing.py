@@ -1,6 +1,7 @@
 """Which operations of a kernel its addresses, masks, branches and stored integers need.
 
 Everything else, floating-point arithmetic above all, is not executed in address mode.
+In value mode, stored floats are needed as well.
 """
 
 from __future__ import annotations
@@ -49,9 +50,14 @@ def opaque(operation: Operation) -> bool:
     return False
 
 
-def slice_of(module: Module) -> Slice:
-    """Work backward from what touches memory or decides what runs."""
-    needed = _Needed()
+def slice_of(module: Module, *, values: bool = False) -> Slice:
+    """Work backward from what touches memory or decides what runs.
+
+    Args:
+        module: The kernel.
+        values: Whether floats are computed too.
+    """
+    needed = _Needed(values=values)
     size = -1
     while size != needed.size:
         size = needed.size
@@ -64,7 +70,8 @@ def slice_of(module: Module) -> Slice:
 class _Needed:
     """Values and operations found to be needed so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, values: bool) -> None:
+        self._computes_floats = values
         self.values: set[int] = set()
         self.operations: set[int] = set()
 
@@ -91,18 +98,19 @@ class _Needed:
             self.values.update(operation.operands)
         elif name in _ENDS:
             self.operations.add(id(operation))
-        elif wanted:
+        elif wanted or (self._computes_floats and _may_touch_memory(operation)):
             self.operations.add(id(operation))
             self._plain(operation)
 
     def _plain(self, operation: Operation) -> None:
         if operation.name in {"tt.reduce", "tt.scan"}:
-            if not all(kind.integer for kind in operation.types):
+            integers = all(kind.integer for kind in operation.types)
+            if not integers and not self._computes_floats:
                 return
             for inner in operations_of(operation.regions[0]):
                 self.operations.add(id(inner))
                 self.values.update(inner.operands)
-        if not opaque(operation):
+        if self._computes_floats or not opaque(operation):
             self.values.update(operation.operands)
 
     def _memory(self, operation: Operation, *, wanted: bool) -> None:
@@ -112,9 +120,10 @@ class _Needed:
             # The mask always; what masked lanes get, only where it is used.
             self.values.update(others if wanted else others[:1])
         elif operation.name == "tt.store":
-            self.values.update(others if _of_integers(operation) else others[1:])
+            whole = self._computes_floats or _of_integers(operation)
+            self.values.update(others if whole else others[1:])
         else:
-            floating = not operation.types[-1].integer
+            floating = not operation.types[-1].integer and not self._computes_floats
             self.values.update(others[1:] if floating else others)
 
     def _branch(self, operation: Operation, function: Function) -> None:
@@ -173,6 +182,13 @@ class _Needed:
             for inner in operations_of(region)
             if inner.name not in _ENDS
         )
+
+
+def _may_touch_memory(operation: Operation) -> bool:
+    """Whether it is assembly that does more than compute and wait for other kernels."""
+    inline = operation.name == "tt.elementwise_inline_asm"
+    pure = "pure = true" in operation.text or "griddepcontrol" in operation.text
+    return inline and not pure
 
 
 def _of_integers(operation: Operation) -> bool:

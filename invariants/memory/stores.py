@@ -115,10 +115,29 @@ class Stores:
 
     def write(self, target: Target, value: Lanes, *, certain: bool) -> None:
         """Let integers land; what is not known makes its bytes doubtful."""
+        self.put(target, value.dense(), value.unknown, certain=certain)
+
+    def put(
+        self,
+        target: Target,
+        values: Array,
+        strange: Bools | None,
+        *,
+        certain: bool,
+        lands: bool = False,
+    ) -> None:
+        """Let integers land, or floats as integers of their width.
+
+        Args:
+            target: Where.
+            values: Broadcastable to all lanes.
+            strange: Lanes that are not known; their bytes become doubtful.
+            certain: Whether the store is known to take place.
+            lands: Whether what is not known is stored as well.
+        """
         full, size = target.full, target.pointer.element_bytes
-        numbers = np.broadcast_to(value.dense(), full)
-        strange = False if value.unknown is None else value.unknown
-        doubt = np.broadcast_to(strange, full)
+        numbers = np.broadcast_to(values, full)
+        doubt = np.broadcast_to(False if strange is None else strange, full)
         rows = target.programs.reshape(-1, *(1,) * len(target.pointer.shape))
         owners = np.broadcast_to(rows, full)
         for lanes, at, region in target.lanes():
@@ -126,7 +145,8 @@ class Stores:
             unsure = doubt[lanes] | (not certain) | (at % size != 0)
             _mark(region.storage, at, size, unsure)
             content = region.storage.as_integers(target.pointer.element_bits)
-            content[at[~unsure] // size] = stored[~unsure].astype(content.dtype)
+            landing = certain & (at % size == 0) if lands else ~unsure
+            content[at[landing] // size] = stored[landing].astype(content.dtype)
             self._written.append(
                 _Written(
                     operation=target.operation,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class _Access:
+class Access:
     """One access: where, under which mask, and for what."""
 
     operation: Operation
@@ -53,23 +53,23 @@ class _Access:
         return verdict.usable
 
 
-def _access(
+def access_of(
     operation: Operation, frame: Frame, *, mask_at: int, write: bool
-) -> _Access:
+) -> Access:
     """The access of an operation whose mask, if any, is that operand."""
     pointer = frame.get(operation.operands[0])
-    if isinstance(pointer, Lanes):
+    if not isinstance(pointer, Pointer):
         raise UndecidedError("a number is used as a pointer", operation)
     masked = len(operation.operands) > mask_at
     mask = frame.lanes(operation.operands[mask_at]) if masked else None
-    return _Access(operation, pointer, mask, write)
+    return Access(operation, pointer, mask, write)
 
 
 def load(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge a load, and read what addresses may need."""
     (result,) = operation.results
     wanted = result in run.kernel.slice.values
-    access = _access(operation, frame, mask_at=1, write=False)
+    access = access_of(operation, frame, mask_at=1, write=False)
     usable = access.judged(run, frame, wanted=wanted)
     if not wanted:
         return
@@ -88,7 +88,7 @@ def load(run: Run, operation: Operation, frame: Frame) -> None:
 
 def store(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge a store, and let integers land."""
-    access = _access(operation, frame, mask_at=2, write=True)
+    access = access_of(operation, frame, mask_at=2, write=True)
     pointer, mask = access.pointer, access.mask
     usable = access.judged(run, frame, wanted=pointer.integer)
     if pointer.integer:
@@ -101,7 +101,7 @@ def store(run: Run, operation: Operation, frame: Frame) -> None:
 def atomic(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge an atomic; integers are updated, in the order of programs."""
     mask_at = 3 if operation.name == "tt.atomic_cas" else 2
-    access = _access(operation, frame, mask_at=mask_at, write=True)
+    access = access_of(operation, frame, mask_at=mask_at, write=True)
     pointer = access.pointer
     usable = access.judged(run, frame, wanted=True)
     (result,) = operation.results or (0,)

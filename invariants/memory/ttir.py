@@ -44,6 +44,11 @@ class Type:
         """Whether elements are integers, predicates included."""
         return not self.pointer and bool(re.fullmatch(r"i\d+|index", self.element))
 
+    @cached_property
+    def floating(self) -> bool:
+        """Whether elements are floating-point numbers."""
+        return not self.pointer and bool(re.fullmatch(r"b?f\d+\w*", self.element))
+
 
 @dataclass(frozen=True)
 class Frame:
