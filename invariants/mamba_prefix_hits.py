@@ -66,12 +66,12 @@ def _flaw(case: Case, served: Served, held: dict[int, _State]) -> str | None:
         if block != NULL_BLOCK and found != wanted:
             return (
                 f"names block {block} for the state after {wanted.tokens} tokens of "
-                f"prompt {wanted.prompt}, and it holds {_shown(found)}"
+                f"prompt {wanted.prompt}, and it holds {_shown_hit(found)}"
             )
     return None
 
 
-def _shown(state: _State | None) -> str:
+def _shown_hit(state: _State | None) -> str:
     if state is None:
         return "none that is known"
     return f"the one after {state.tokens} tokens of prompt {state.prompt}"
