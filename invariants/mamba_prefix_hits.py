@@ -46,7 +46,7 @@ def wrong_hits(case: Case, steps: tuple[ServedStep, ...]) -> list[WrongHit]:
             if source in held:
                 held[target] = held[source]
         for served in step.served:
-            _write(case, served, held)
+            _recorded(case, served, held)
     return wrong
 
 
@@ -77,7 +77,7 @@ def _shown_hit(state: _State | None) -> str:
     return f"the one after {state.tokens} tokens of prompt {state.prompt}"
 
 
-def _write(case: Case, served: Served, held: dict[int, _State]) -> None:
+def _recorded(case: Case, served: Served, held: dict[int, _State]) -> None:
     """What a step leaves in the blocks of its request."""
     size, blocks = case.block_size, served.blocks
     first = case.first_column(served.start + served.scheduled)
