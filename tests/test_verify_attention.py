@@ -108,7 +108,8 @@ def test_boundaries_are_reached() -> None:
     assert (
         past.top_block == past.layout.pool_blocks - 1 or past.layout.pool_blocks > 2**8
     )
-    assert find_any(drawn, lambda c: max(c.query_lens) == 65)
+    # One in some thousands: which draws come first depends on the modules loaded.
+    assert find_any(drawn, lambda c: max(c.query_lens) == 65, max_examples=10_000)
     assert find_any(drawn, lambda c: max(c.layout.prefix_tokens) > 0)
     assert find_any(drawn, lambda c: c.window > 0 and 0 in c.layout.block_ids[0][0])
     assert find_any(
