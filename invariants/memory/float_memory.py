@@ -135,8 +135,16 @@ class _Source:
             crooked = at % size != 0
             strange = crooked if bool(crooked.any()) else None
             place = at // size
-        # Lanes that must not be read take what is at hand, and are not used.
         source = region.storage.as_integers(size * 8)
+        if usable is not None:
+            # Where a lane must not read there may be no memory: it reads elsewhere.
+            place = np.broadcast_to(
+                place, np.broadcast_shapes(place.shape, usable.shape)
+            )
+            some = place[np.broadcast_to(usable, place.shape)]
+            if not len(some):
+                return np.zeros(place.shape, source.dtype), None
+            place = np.where(usable, place, some[0])
         found = source.take(place, mode="clip")
         if region.storage.doubtful is not None:
             first = np.clip(place * size, 0, len(region.storage.content) - 1)
