@@ -158,13 +158,13 @@ def started(case: Case) -> MambaEngine:
         mamba_group=len(engine.attention_block_sizes),
         max_scheduled_tokens=engine.chunk_blocks * case.block_size,
         waiting=[
-            _served(number, plan, hasher if caching else None)
+            _opened_request(number, plan, hasher if caching else None)
             for number, plan in enumerate(engine.requests)
         ],
     )
 
 
-def _served(number: int, plan: ServedRequest, hasher: Any) -> _Request:
+def _opened_request(number: int, plan: ServedRequest, hasher: Any) -> _Request:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.request import Request
 
