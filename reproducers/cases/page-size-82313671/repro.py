@@ -109,7 +109,7 @@ SCALE_BYTES = 4
 
 CacheMode = Literal["none", "align", "all"]
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+Extent = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
 
 
@@ -127,21 +127,21 @@ class AttentionShape:
             scales itself; None for the plain layout.
     """
 
-    num_kv_heads: Count
-    head_size: Count
+    num_kv_heads: Extent
+    head_size: Extent
     head_size_v: Annotated[int, msgspec.Meta(ge=0, le=2**20)]
     dtype: Dtype
     scales: Scales = "none"
-    window: Count | None = None
-    alignment: Count | None = None
-    slot_bytes: Count | None = None
+    window: Extent | None = None
+    alignment: Extent | None = None
+    slot_bytes: Extent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MambaState:
     """The recurrent state that one layer keeps per block, whatever its tokens."""
 
-    shapes: tuple[tuple[Count, ...], ...]
+    shapes: tuple[tuple[Extent, ...], ...]
     dtypes: tuple[Dtype, ...]
     cache_mode: CacheMode
     num_speculative_blocks: Annotated[int, msgspec.Meta(ge=0, le=1024)]
@@ -159,7 +159,7 @@ class LayerSpec:
     """
 
     kind: Kind
-    block_size: Count
+    block_size: Extent
     attention: AttentionShape | None = None
     mamba: MambaState | None = None
     page_size_padded: Bytes | None = None
@@ -167,11 +167,17 @@ class LayerSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SeenLayer:
-    """A layer's spec as the tree holds it, and the page size that the tree says."""
+    """A layer's spec as the tree holds it, and the page size that the tree says.
+
+    Attributes:
+        fields: All that the tree's spec says beside its block size and padding, by
+            name, as text: more than `spec` models.
+    """
 
     name: str
     page_bytes: Bytes
     spec: LayerSpec
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 def content_bytes(spec: LayerSpec) -> int:
@@ -267,6 +273,16 @@ def _wrong_shape(spec: LayerSpec) -> str | None:
 from dataclasses import replace
 from typing import NamedTuple
 
+# What planning for a drafter, or the spec that a group shares, may say anew of a layer:
+# a window that is only noted, and what holds for the group if for any of its layers.
+REPLANNED = frozenset(
+    (
+        *("sliding_window", "attention_chunk_size", "extra_retained_tokens"),
+        *("non_causal", "is_draft"),
+    )
+)
+
+
 class Fault(NamedTuple):
     """A broken law: its invariant's id, and the cause with its numbers."""
 
@@ -306,7 +322,10 @@ def layer_faults(
                 f"{final.page_bytes}, and the release has no reader for that",
             )
         )
-    if changed := _changed(old, new, promoted=promoted):
+    changed = _changed(old, new, promoted=promoted) or _told_anew(
+        given, final, replanned=promotes, promoted=promoted
+    )
+    if changed:
         faults.append(Fault("PAGE-FIELDS", f"{name}: {changed}"))
     if _half_empty(given, final, content):
         faults.append(
@@ -397,6 +416,18 @@ def _changed(old: LayerSpec, new: LayerSpec, *, promoted: bool) -> str | None:
     return None
 
 
+def _told_anew(
+    given: SeenLayer, final: SeenLayer, *, replanned: bool, promoted: bool
+) -> str | None:
+    """The first field beyond those that are modelled which says something else."""
+    before, after = dict(given.fields), dict(final.fields)
+    names = before.keys() & after.keys() if promoted else before.keys() | after.keys()
+    for name in sorted(names - REPLANNED if replanned else names):
+        if before.get(name) != after.get(name):
+            return f"{name} {before.get(name)} became {after.get(name)}"
+    return None
+
+
 def _stored(shape: AttentionShape | None, *, windowed: bool) -> AttentionShape | None:
     if shape is None:
         return None
@@ -442,7 +473,7 @@ class TargetModel:
     head_size: Small
     dtype: Literal["bfloat16", "float16", "float32"]
     cache_dtype: CacheDtype
-    window: Count
+    window: Extent
     state_dtype: Literal["auto", "float32"]
     state_heads: Small
     state_key_heads: Small
@@ -463,7 +494,7 @@ class Drafter:
     layers: tuple[Literal["full", "sliding_window"], ...]
     num_kv_heads: Small
     head_size: Small
-    window: Count
+    window: Extent
     cache_dtype: Literal["target", "auto", "fp8"]
 
 
@@ -492,7 +523,7 @@ class Deployment:
     pipeline_stages: Annotated[int, msgspec.Meta(ge=1, le=2)]
     num_speculative_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)]
     mamba_cache_mode: CacheMode
-    block_size: Count | None
+    block_size: Extent | None
     skip_sliding_window: bool
     skip_layer: Natural | None
     max_model_len: Annotated[int, msgspec.Meta(ge=1, le=2**24)]
@@ -944,7 +975,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     _law(
         "PAGE-FIELDS",
         "corruption",
-        "Heads, sizes, dtypes, windows and states of a layer stay what they were.",
+        "Everything that a layer's spec says but block size and padding stays.",
         contract=_UNIFIED,
         wired=_PLANNED,
     ),
@@ -1018,6 +1049,225 @@ INVARIANTS: tuple[Invariant, ...] = (
 )
 
 # ----------------------------------------------------------------------------
+# invariants/scheduling.py
+#
+# Plain values of one scheduling step: block tables of a pool, and who runs what.
+#
+# They say what a scheduler hands to its workers, without vLLM's classes, so that a
+# target can build tensors from them and a reference model can be written over them.
+# Block id 0 is the null block, which no request owns.
+# ----------------------------------------------------------------------------
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+NULL_BLOCK = 0
+# Asynchronous scheduling sends drafts to the worker before they exist: each is -1
+# (vllm/v1/core/sched/async_scheduler.py, 0.20.1).
+PLACEHOLDER_TOKEN = -1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Size = Annotated[int, msgspec.Meta(ge=1, le=2**24)]
+BlockId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+TokenId = Annotated[int, msgspec.Meta(ge=PLACEHOLDER_TOKEN, le=2**31 - 1)]
+Row = tuple[BlockId, ...]
+
+StepKind = Literal["new", "cached", "resumed"]
+
+
+def columns_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold ``num_tokens`` tokens: the quotient rounded up."""
+    return -(-num_tokens // block_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixLayout:
+    """Which blocks of one pool hold the tokens of each request, group by group.
+
+    All KV-cache groups draw from one pool (``vllm/v1/core/kv_cache_coordinator.py``,
+    0.20.1), so that an id has one owner over all groups, or is a shared prefix block:
+    the same column of the same group in each of its owners.
+
+    Attributes:
+        pool_blocks: Ids are ``0 .. pool_blocks - 1``; 0 is the null block.
+        block_sizes: ``[groups]`` tokens per block.
+        num_tokens: ``[requests]`` tokens that have a slot.
+        block_ids: ``[groups][requests][columns]``; column c holds the tokens from
+            ``c * block_size`` on, or the null block where a group no longer needs them
+            (sliding window, recurrent state): null columns lead a row.
+        prefix_tokens: ``[requests]`` leading tokens whose blocks are shared with the
+            other requests where it is not 0; a multiple of every block size.
+        reused: Ids owned now that a finished request had owned: stale contents.
+        freed: Ids free now that a finished request had owned.
+        kept_columns: ``[groups]`` trailing columns that a group keeps of each row,
+            0 for all of them; () when every group keeps all.
+    """
+
+    pool_blocks: Size
+    block_sizes: tuple[Size, ...]
+    num_tokens: tuple[Count, ...]
+    block_ids: tuple[tuple[Row, ...], ...]
+    prefix_tokens: tuple[Count, ...]
+    reused: Row = ()
+    freed: Row = ()
+    kept_columns: tuple[Count, ...] = ()
+
+    def __post_init__(self) -> None:
+        requests = len(self.num_tokens)
+        if len(self.block_ids) != len(self.block_sizes):
+            raise ValueError(
+                f"{len(self.block_ids)} groups of block tables for "
+                f"{len(self.block_sizes)} block sizes; give one table per group"
+            )
+        if len(self.prefix_tokens) != requests:
+            raise ValueError(
+                f"{len(self.prefix_tokens)} prefix lengths for {requests} requests"
+            )
+        for group, (size, rows) in enumerate(
+            zip(self.block_sizes, self.block_ids, strict=True)
+        ):
+            lengths = [len(row) for row in rows]
+            expected = [columns_for(tokens, size) for tokens in self.num_tokens]
+            if lengths != expected:
+                raise ValueError(
+                    f"group {group} has rows of {lengths} blocks; {self.num_tokens} "
+                    f"tokens in blocks of {size} need {expected}"
+                )
+        self._check_nulls()
+        owned = set(self.owned_ids())
+        top = max([*owned, *self.freed, NULL_BLOCK])
+        if top >= self.pool_blocks:
+            raise ValueError(f"block id {top} in a pool of {self.pool_blocks} blocks")
+        if not set(self.reused) <= owned:
+            raise ValueError("reused blocks must be owned by a request")
+        if owned & set(self.freed) or NULL_BLOCK in self.freed:
+            raise ValueError("freed blocks must be neither owned nor the null block")
+
+    def _check_nulls(self) -> None:
+        if self.kept_columns and len(self.kept_columns) != len(self.block_sizes):
+            raise ValueError(
+                f"{len(self.kept_columns)} kept_columns for {len(self.block_sizes)} "
+                "groups; give one per group, or () when every group keeps all"
+            )
+        for group, rows in enumerate(self.block_ids):
+            for row in rows:
+                nulls = self._nulls(group, len(row))
+                if row[:nulls].count(NULL_BLOCK) != nulls or NULL_BLOCK in row[nulls:]:
+                    raise ValueError(
+                        f"a row of group {group} is {row}; its first {nulls} columns "
+                        "must be the null block, and no others"
+                    )
+
+    def _nulls(self, group: int, columns: int) -> int:
+        kept = self.kept_columns[group] if self.kept_columns else 0
+        return max(columns - kept, 0) if kept else 0
+
+    def owned_ids(self) -> Iterable[int]:
+        """Ids in any row, the null block left out; shared ones several times."""
+        for rows in self.block_ids:
+            for row in rows:
+                yield from (block for block in row if block != NULL_BLOCK)
+
+    def null_columns(self, group: int, request: int) -> int:
+        """Leading columns of a row that the group no longer needs."""
+        return self._nulls(group, len(self.block_ids[group][request]))
+
+    def forgotten_tokens(self, request: int) -> int:
+        """Leading tokens of a request that some group no longer holds."""
+        return max(
+            self.null_columns(group, request) * size
+            for group, size in enumerate(self.block_sizes)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestStep:
+    """What one request does in a step (vllm/v1/core/sched/output.py, 0.20.1).
+
+    Attributes:
+        kind: ``new`` is scheduled for the first time, ``resumed`` again after a
+            preemption (both come with their whole block table), ``cached`` goes on.
+        num_prompt_tokens: Prompt length; a request decodes once it is computed.
+        num_computed_tokens: Tokens computed before this step, prefix hits included.
+        num_scheduled_tokens: Tokens of this step, drafts included.
+        draft_token_ids: The last of the scheduled tokens, guessed: ids of the
+            vocabulary, or `PLACEHOLDER_TOKEN` under asynchronous scheduling.
+        new_block_ids: ``[groups][blocks]`` to append (``cached``) or to start with;
+            None when a cached request needs none in any group.
+    """
+
+    kind: StepKind
+    num_prompt_tokens: Count
+    num_computed_tokens: Count
+    num_scheduled_tokens: Count
+    draft_token_ids: tuple[TokenId, ...]
+    new_block_ids: tuple[Row, ...] | None
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the whole prompt had been computed before this step."""
+        return self.num_computed_tokens >= self.num_prompt_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerOutput:
+    """One step of a scheduler: every request of ``layout`` is scheduled.
+
+    Attributes:
+        layout: Block tables as they are after the step's allocations; request i has
+            ``num_computed_tokens + num_scheduled_tokens`` tokens there.
+        requests: ``[requests]``, same order as the layout's rows.
+        num_common_prefix_blocks: ``[groups]`` leading columns that are the same in the
+            rows of all requests, 0 in groups that do not keep every column (as
+            ``get_num_common_prefix_blocks`` of ``single_type_kv_cache_manager.py``,
+            0.20.1). One number per KV-cache group, whatever the speculative length.
+        num_speculative_tokens: Drafts that a step may carry per request.
+        vocab_size: Draft ids are below it.
+        asynchronous: Whether drafts are placeholders.
+    """
+
+    layout: PrefixLayout
+    requests: tuple[RequestStep, ...]
+    num_common_prefix_blocks: tuple[Count, ...]
+    num_speculative_tokens: Count
+    vocab_size: Size
+    asynchronous: bool
+
+    def __post_init__(self) -> None:
+        totals = tuple(
+            step.num_computed_tokens + step.num_scheduled_tokens
+            for step in self.requests
+        )
+        if totals != self.layout.num_tokens:
+            raise ValueError(
+                f"steps end at {totals} tokens, the layout holds "
+                f"{self.layout.num_tokens}; each row must end where its step does"
+            )
+        if len(self.num_common_prefix_blocks) != len(self.layout.block_sizes):
+            raise ValueError(
+                f"{len(self.num_common_prefix_blocks)} common-prefix counts for "
+                f"{len(self.layout.block_sizes)} KV-cache groups; give one per group"
+            )
+
+    @property
+    def total_num_scheduled_tokens(self) -> int:
+        """Tokens of the whole step."""
+        return sum(step.num_scheduled_tokens for step in self.requests)
+
+
+def common_prefix_columns(rows: Iterable[Row]) -> int:
+    """Leading columns that are the same block in every row, 0 without rows."""
+    count = 0
+    for column in zip(*rows, strict=False):
+        if len(set(column)) != 1 or column[0] == NULL_BLOCK:
+            break
+        count += 1
+    return count
+
+# ----------------------------------------------------------------------------
 # invariants/page_plan.py
 #
 # Laws of a KV-cache plan: groups of layers, and where each layer's pages lie.
@@ -1037,6 +1287,12 @@ Stage = Literal["align", "specs", "groups", "configs", "done"]
 COMPARED_BLOCKS = 16
 # A pool has one block that no request gets.
 NULL_BLOCKS = 1
+# A window's blocks are kept while steps are in flight: one for each of two pipeline
+# stages, and as many that are scheduled ahead.
+STEPS_IN_FLIGHT = 4
+# States of an aligned request beside its drafts': the one read, the one written, and
+# one for any release that keeps another.
+ALIGNED_STATES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1111,20 +1367,34 @@ def blocks_needed(
         at_most: False for a number that it cannot do with less than (the last token's
             entry is never written), True for one that is surely enough.
     """
-    total = 0
-    for group in groups:
-        spec = group[0].spec
-        tokens = served.max_model_len if at_most else max(served.max_model_len - 1, 1)
-        if spec.mamba is None and spec.kind not in ("full", "mla") and not at_most:
-            window = spec.attention.window if spec.attention else None
-            tokens = min(tokens, window or 1) if spec.kind == "sliding_window" else 1
-        blocks = -(-tokens // spec.block_size)
-        if spec.mamba is None:
-            total += blocks + at_most
-        else:
-            extra = spec.mamba.num_speculative_blocks
-            total += blocks + 3 + extra if at_most else 1 + extra
-    return total
+    count = _enough_blocks if at_most else _fewest_blocks
+    return sum(count(group[0].spec, served) for group in groups)
+
+
+def _fewest_blocks(spec: LayerSpec, served: Deployment) -> int:
+    if spec.mamba is not None:
+        return 1 + spec.mamba.num_speculative_blocks
+    tokens = max(served.max_model_len - 1, 1)
+    if spec.kind not in WHOLE_CONTEXT:
+        window = spec.attention.window if spec.attention else None
+        tokens = min(tokens, window or 1) if spec.kind == "sliding_window" else 1
+    return columns_for(tokens, spec.block_size)
+
+
+def _enough_blocks(spec: LayerSpec, served: Deployment) -> int:
+    """What one request holds by the most generous of the documented counts."""
+    blocks = columns_for(served.max_model_len, spec.block_size)
+    if spec.mamba is not None:
+        kept = blocks if spec.mamba.cache_mode == "all" else 0
+        return kept + ALIGNED_STATES + spec.mamba.num_speculative_blocks
+    if spec.kind in WHOLE_CONTEXT:
+        return blocks
+    window = spec.attention.window if spec.attention else None
+    if window is not None:
+        kept_tokens = window + STEPS_IN_FLIGHT * served.max_num_batched_tokens
+        blocks = min(blocks, columns_for(kept_tokens, spec.block_size))
+    # A window need not start with a block.
+    return blocks + 1
 
 
 def group_faults(plan: Plan, may_pad: tuple[Kind, ...]) -> list[Fault]:
@@ -1259,8 +1529,12 @@ def _collide(
 # When planning may refuse a configuration, and what a configuration exercises.
 # ----------------------------------------------------------------------------
 
+from dataclasses import replace
+
 REFUSAL = "NotImplementedError"
 BAD_VALUE = "ValueError"
+# Kernels of every attention backend take blocks of multiples of so many tokens.
+BACKEND_TOKENS = 16
 # Says in its message that an aligned block must fit a step's tokens.
 BLOCK_CHECK = "VllmConfig.validate_block_size"
 
@@ -1273,7 +1547,7 @@ def refusal_faults(
     Documented are the check of the aligned block size, ValueError for too little
     memory, for layers that cannot become one type with the hybrid manager off and for
     a block size that no backend takes, and NotImplementedError for pages that cannot
-    be unified.
+    be unified. Each is needless where a plan plainly exists.
     """
     assert plan.raised is not None
     where = (plan.raised.type, plan.stage)
@@ -1281,17 +1555,60 @@ def refusal_faults(
         needed = refusal_needed(plan.layers, must_pad)
         text = f"refused pages {[layer.page_bytes for layer in plan.layers]}"
     elif where == (BAD_VALUE, "groups"):
-        manager = config.deployment.hybrid_manager
-        needed = not manager and len({family(each.spec) for each in plan.layers}) > 1
-        text = "refused to group layers although the hybrid manager is on"
+        needed = not config.deployment.hybrid_manager and not _promotable(plan.layers)
+        text = (
+            "refused to group layers although the hybrid manager is on"
+            if config.deployment.hybrid_manager
+            else "refused layers that are one type once windows are full attention"
+        )
     elif where == (BAD_VALUE, "configs"):
         needed = not _ample(config, plan)
         text = f"refused memory of {plan.memory_bytes} bytes, enough for a request"
     elif where == (BAD_VALUE, "align") or plan.raised.site == BLOCK_CHECK:
-        return []
+        needed = not _any_block_fits(config)
+        text = "refused a block size although no state asks for any"
     else:
         return None
     return [] if needed else [Fault("PAGE-PLAN-REFUSAL", text)]
+
+
+def _any_block_fits(config: HybridConfig) -> bool:
+    """Whether blocks of any size would do that backends take, and such a one is given.
+
+    It would not where a block must hold a state, or skipped layers share a page with
+    quantised ones: both make the blocks grow.
+    """
+    served = config.deployment
+    grows = (
+        "mamba" in config.target.layers
+        or served.skip_sliding_window
+        or served.skip_layer is not None
+    )
+    return not grows and not (served.block_size or 0) % BACKEND_TOKENS
+
+
+def _promotable(layers: tuple[SeenLayer, ...]) -> bool:
+    """Whether layers are of one type, or plainly become so as full attention.
+
+    Layers that store the same, some of the whole context and the others of one window:
+    what ``--disable-hybrid-kv-cache-manager`` is documented for.
+    """
+    families = {family(each.spec) for each in layers}
+    if len(families) == 1:
+        return True
+    shapes = {
+        (
+            each.spec.block_size,
+            each.page_bytes,
+            replace(each.spec.attention, window=None),
+        )
+        for each in layers
+        if each.spec.attention is not None
+    }
+    kinds = {each.spec.kind for each in layers}
+    return (
+        kinds == {"full", "sliding_window"} and len(families) == 2 and len(shapes) == 1
+    )
 
 
 def _ample(config: HybridConfig, plan: Plan) -> bool:
@@ -1812,7 +2129,8 @@ class Runtime:
             for its interpreter.
         isolated: Whether a case may kill its process; such cases run in another.
         timeout_s: How long one isolated case may take.
-        memory_bytes: Resident memory that one isolated case may reach.
+        memory_bytes: Resident memory that one isolated case may reach, mapped files
+            left out.
     """
 
     platform: Literal["cpu"] = "cpu"
@@ -1898,9 +2216,9 @@ def fitting_fix(fixes: tuple[Fix, ...], site: str) -> Fix:
             with applied(*fix.edits):
                 return fix
         except EditError as error:
-            reasons.append(f"{fix.name}: {error}")
+            reasons.append(f"{fix.name!r}: {error}")
     if reasons:
-        raise NoFix(f"no fix fits this tree: {'; '.join(reasons)}", written=True)
+        raise NoFix(f"{'; '.join(reasons)}", written=True)
     raise NoFix(f"nobody has written a fix for {site}", written=False)
 
 # ----------------------------------------------------------------------------
@@ -1986,6 +2304,7 @@ import argparse
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -2137,12 +2456,16 @@ def _awaited(child: "subprocess.Popen[bytes]", out: Path, runtime: Runtime) -> s
 
 
 def _resident_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 where the system does not tell or it ended."""
+    """Resident memory of a process, mapped files (libraries) left out.
+
+    0 where the system does not tell, or the process ended.
+    """
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    sizes = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.MULTILINE)
+    return sum(1024 * int(kibibytes) for kibibytes in sizes)
 
 
 def _kill(child: "subprocess.Popen[bytes]") -> None:
@@ -2921,6 +3244,7 @@ def _backend(*_args: Any, **_options: Any) -> Any:
 # ----------------------------------------------------------------------------
 
 import ast
+import dataclasses
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -2929,6 +3253,16 @@ from typing import Any
 
 PLANNING_MODULES = ("vllm.v1.core.kv_cache_planning", "vllm.v1.core.kv_cache_utils")
 UNIFY_FUNCTION = "unify_kv_cache_spec_page_size"
+# Fields on which no page depends, told to every spec whose class has them: a spec that
+# is made anew without them shows.
+TOLD = {
+    "extra_retained_tokens": 3,
+    "is_draft": True,
+    "max_tp_shards": 2,
+    "non_causal": True,
+    "num_prefill_checkpoint_blocks": 1,
+    "topk_buffer_width": 8,
+}
 PADDABLE_ATTENTION: tuple[Kind, ...] = ("full", "sliding_window", "chunked_local")
 
 
@@ -2995,6 +3329,7 @@ def made(spec: LayerSpec) -> Any:
             page_size_padded=spec.page_size_padded,
             mamba_cache_mode=spec.mamba.cache_mode,
             num_speculative_blocks=spec.mamba.num_speculative_blocks,
+            **_told(interface.MambaSpec),
         )
     shape = spec.attention
     assert shape is not None
@@ -3008,10 +3343,12 @@ def made(spec: LayerSpec) -> Any:
         "head_size": shape.head_size,
         "dtype": getattr(torch, shape.dtype),
     }
+    whole = modes.FP8_PER_TENSOR if common["dtype"].itemsize == 1 else modes.NONE
+    common["kv_quant_mode"] = whole if shape.scales == "none" else scaled
     if spec.kind == "mla":
-        return interface.MLAAttentionSpec(**common, alignment=shape.alignment)
+        mla = interface.MLAAttentionSpec
+        return mla(**common, **_told(mla), alignment=shape.alignment)
     common["page_size_padded"] = spec.page_size_padded
-    common["kv_quant_mode"] = modes.NONE if shape.scales == "none" else scaled
     if spec.kind == "chunked_local":
         kind = interface.ChunkedLocalAttentionSpec
         common["attention_chunk_size"] = shape.window
@@ -3028,7 +3365,11 @@ def made(spec: LayerSpec) -> Any:
         # Since 0.26 the backend tells a spec what scales cost; the content is the same.
         size = shape.head_size + shape.head_size_v
         common["state_content_bytes"] = size * common["dtype"].itemsize + 8
-    return kind(**common)
+    return kind(**common, **_told(kind))
+
+
+def _told(kind: Any) -> dict[str, Any]:
+    return {name: TOLD[name] for name in TOLD if name in kind.__dataclass_fields__}
 
 
 def seen(name: str, spec: Any) -> SeenLayer:
@@ -3038,7 +3379,16 @@ def seen(name: str, spec: Any) -> SeenLayer:
         AssertionError: The object says it is padded to less than it holds.
         ValueError: An object of a class that is not modelled.
     """
-    return SeenLayer(name=name, page_bytes=spec.page_size_bytes, spec=_value(spec))
+    return SeenLayer(
+        name=name,
+        page_bytes=spec.page_size_bytes,
+        spec=_value(spec),
+        fields=tuple(
+            (field.name, str(getattr(spec, field.name)))
+            for field in dataclasses.fields(spec)
+            if field.name not in ("block_size", "page_size_padded")
+        ),
+    )
 
 
 def kind_of(spec: Any) -> Kind:
