@@ -55,8 +55,8 @@ def launcher(size: Size) -> Iterator[Callable[[], None]]:
     """A call that launches the kernels once."""
     import torch
 
-    from fuzz.targets._sparse_pool import sparse_pool
     from fuzz.targets._splitkv_control import splitkv_control_attention
+    from invariants.memory.pools import virtual_pool
 
     columns = -(-size.tokens // BLOCK)
     shape = (size.blocks, BLOCK, KV_HEADS, HEAD_SIZE)
@@ -65,14 +65,8 @@ def launcher(size: Size) -> Iterator[Callable[[], None]]:
     query = torch.zeros(
         size.requests * size.query, HEADS, HEAD_SIZE, dtype=torch.bfloat16
     )
-    with sparse_pool(4 * elements) as pool:
-        page = 2 * elements // size.blocks
-        pool.open(
-            (half + block * page, half + (block + 1) * page)
-            for half in (0, 2 * elements)
-            for block in owned
-        )
-        numbers = pool.bytes[: 4 * elements].view(torch.bfloat16)
+    with virtual_pool(4 * elements) as pool:
+        numbers = pool.view(torch.bfloat16)
         key, value = numbers[:elements].view(shape), numbers[elements:].view(shape)
         table = torch.tensor(owned, dtype=torch.int32).view(size.requests, columns)
         starts = torch.arange(0, len(query) + 1, size.query, dtype=torch.int32)
