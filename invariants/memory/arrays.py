@@ -248,13 +248,17 @@ def _gather(operation: Operation, given: list[Lanes]) -> tuple[Lanes, ...]:
     at = np.broadcast_to(at, (rows, *at.shape[1:]))
     size = value.shape[axis - 1]
     inside = (at >= 0) & (at < size)
-    found = np.take_along_axis(source, np.where(inside, at, 0), axis=axis)
-    strange = (
-        None if inside.all() and value.unknown is None is index.unknown else ~inside
-    )
+    place = np.where(inside, at, 0)
+    found = np.take_along_axis(source, place, axis=axis)
+    strange = None if inside.all() else ~inside
     if value.unknown is not None or index.unknown is not None:
         strange = np.ones_like(inside)
-    return (replace(of_array(found, value.bits, index.shape), unknown=strange),)
+    result = of_array(found, value.bits, index.shape, strange)
+    if value.exact is None:
+        return (result,)
+    exact = np.broadcast_to(value.exact, source.shape)
+    ideal = np.take_along_axis(exact, place, axis=axis)
+    return (replace(result, exact=ideal, wrap=value.wrap),)
 
 
 def _histogram(operation: Operation, given: list[Lanes]) -> tuple[Lanes, ...]:
@@ -282,6 +286,8 @@ def _select(operation: Operation) -> Step:
             return
         assert isinstance(a, Pointer)
         assert isinstance(b, Pointer)
+        unit = gcd(a.unit_bytes, b.unit_bytes)
+        a, b = in_units(a, unit), in_units(b, unit)
         offset = integers.select(chosen, a.offset, b.offset)
         truth = chosen.dense()
         if chosen.shape != a.shape:

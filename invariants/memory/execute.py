@@ -24,7 +24,7 @@ from invariants.memory.frames import (
 )
 from invariants.memory.integers import BINARY_OPERATIONS
 from invariants.memory.kernel import Kernel, Plan, Step
-from invariants.memory.lanes import constant, of_array, unknown
+from invariants.memory.lanes import Lanes, constant, of_array, unknown
 from invariants.memory.regions import Memory
 from invariants.memory.stores import Stores
 from invariants.memory.ttir import Block, Function, Operation, Type
@@ -157,12 +157,18 @@ class Run:
             condition = frame.lanes(end.operands[0])
             if condition.unknown is not None and condition.unknown.any():
                 raise UndecidedError("a branch depends on what is not computed", end)
+            self.wrapped_branch(condition, end)
             truth = np.broadcast_to(condition.dense(), (len(index),))
             sides = [np.flatnonzero(truth), np.flatnonzero(~truth)]
         for (label, given), rows in zip(end.successors, sides, strict=True):
             wanted = [self.maybe(frame, each) for each in given]
             values = [None if v is None else picked(v, rows) for v in wanted]
             entries.setdefault(label, []).append((index[rows], values))
+
+    def wrapped_branch(self, condition: Lanes, operation: Operation) -> None:
+        """Where exact numbers would take the other side, what runs is chance."""
+        if condition.exact is not None:
+            self.doubt("a branch's condition has wrapped", operation)
 
     def maybe(self, frame: Frame, number: int) -> Value | None:
         """A value, None when nothing needs it."""
@@ -297,6 +303,7 @@ def _branch(run: Run, operation: Operation, frame: Frame) -> None:
                 raise UndecidedError("a branch on what is not computed", operation)
             frame.values[result] = unknown(kind.bits, kind.shape)
         return
+    run.wrapped_branch(condition, operation)
     truth = condition.dense()
     if truth.shape[0] == 1 or bool(truth.all()) or not bool(truth.any()):
         side = 0 if bool(truth.flat[0]) else 1

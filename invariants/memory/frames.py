@@ -115,6 +115,8 @@ def joined(rows: int, pieces: list[tuple[Rows, Value]]) -> Value:
             rows, [(index, each) for index, each in pieces if isinstance(each, Floats)]
         )
     pointers = [(index, each) for index, each in pieces if isinstance(each, Pointer)]
+    if any(each.unit_bytes != first.unit_bytes for _, each in pointers):
+        raise UndecidedError("pointers of different units meet")
     offset = merged(rows, [(index, each.offset) for index, each in pointers])
     regions = tuple(region for _, each in pointers for region in each.regions)
     if all(region is regions[0] for region in regions):
@@ -122,8 +124,6 @@ def joined(rows: int, pieces: list[tuple[Rows, Value]]) -> Value:
     which = np.zeros((rows, *first.shape), dtype=np.int64)
     base = 0
     for index, each in pointers:
-        if each.unit_bytes != first.unit_bytes:
-            raise UndecidedError("pointers of different units meet")
         which[index] = base + (0 if each.which is None else each.which)
         base += len(each.regions)
     return replace(first, offset=offset, regions=regions, which=which)

@@ -137,22 +137,27 @@ def multiply(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
         return Lanes(left.shape, left.bits, product, smallest, largest)
     a, b = left.exact_or_dense(), right.exact_or_dense()
     strange = either(left.unknown, right.unknown)
-    estimate = a.astype(np.float64) * b.astype(np.float64)
-    if estimate.size and float(np.abs(estimate).max()) > _SAFE:
-        # Not even 64 bits hold it: such factors are hashes, and exact as they wrap.
-        result = of_array(
-            wrapped(left.dense() * right.dense(), left.bits), left.bits, left.shape
-        )
-        return replace(result, unknown=strange)
-    return _noted(operation, left, right, np.multiply)
+    estimate = np.abs(a.astype(np.float64) * b.astype(np.float64))
+    beyond = estimate > _SAFE
+    if not bool(beyond.any()):
+        return _noted(operation, left, right, np.multiply)
+    # Not even 64 bits hold it: such factors are hashes, and exact as they wrap.
+    actual = wrapped(left.dense() * right.dense(), left.bits)
+    result = of_array(actual, left.bits, left.shape, strange)
+    exact = np.where(beyond, actual, a * b)
+    if np.array_equal(exact, actual):
+        return result
+    wrap = left.wrap or right.wrap or Wrap(operation, a, b, exact, left.bits)
+    return replace(result, exact=exact, wrap=wrap)
 
 
 def shift_left(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
     """Multiplication by a power of two; a shift by the width or more gives 0."""
     by = right.dense()
     inside = (by >= 0) & (by < left.bits)
-    power = np.where(inside, np.left_shift(1, np.clip(by, 0, 62)), 0)
-    return multiply(operation, left, of_array(power, right.bits, right.shape))
+    power = np.where(inside, np.left_shift(np.int64(1), np.where(inside, by, 0)), 0)
+    factor = of_array(power, right.bits, right.shape, right.unknown)
+    return multiply(operation, left, factor)
 
 
 def _dense(
@@ -333,7 +338,10 @@ def compare(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
     result = of_array(actual, 1, left.shape, either(left.unknown, right.unknown))
     if left.exact is None is right.exact:
         return result
-    ideal = relation(left.exact_or_dense(), right.exact_or_dense())
+    one, other = left.exact_or_dense(), right.exact_or_dense()
+    if left.bits == 1 and predicate.startswith("s"):
+        one, other = other, one
+    ideal = relation(one, other)
     if np.array_equal(ideal, actual):
         return result
     return replace(result, exact=ideal, wrap=left.wrap or right.wrap)
@@ -430,7 +438,13 @@ def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
 def absolute(value: Lanes) -> Lanes:
     """Magnitude; of the smallest number, itself."""
     array = wrapped(np.abs(value.dense()), value.bits)
-    return of_array(array, value.bits, value.shape, value.unknown)
+    result = of_array(array, value.bits, value.shape, value.unknown)
+    if value.exact is None:
+        return result
+    ideal = np.abs(value.exact)
+    if np.array_equal(ideal, array):
+        return result
+    return replace(result, exact=ideal, wrap=value.wrap)
 
 
 _BITWISE_AND = _dense(lambda a, b, _: a & b, settles=True)

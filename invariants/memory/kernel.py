@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from invariants.memory.frames import Frame, Value
 from invariants.memory.slicing import Slice, operations_of, slice_of
+from invariants.memory.source_text import expression_at
 from invariants.memory.ttir import Module, Operation, Type
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Kernel:
         return max(LANES_MAX // largest, 1)
 
     def source(self, operation: Operation) -> tuple[str, int, str]:
-        """File, line and text of the source of an operation."""
+        """File, line and expression of the source of an operation."""
         frames = self.module.frames(operation.location)
         frame = next(
             (each for each in frames if "triton/language" not in each.file),
@@ -71,5 +71,5 @@ class Kernel:
         )
         if frame is None:
             return "", 0, operation.name
-        text = linecache.getline(frame.file, frame.line).strip()
+        text = expression_at(frame.file, frame.line, frame.column, operation.name)
         return frame.file, frame.line, text or operation.name

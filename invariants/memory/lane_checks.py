@@ -30,7 +30,10 @@ def judge_lanes(place: Place, pointer: Pointer, mask: Lanes | None) -> Verdict:
         findings.append(_wrap_finding(place, pointer, wrong, wrap))
     # What wrapped is told of once: where it lands is chance.
     usable = active & ~vague & ~wrong
-    for kind, bad, region in _all_faults(place, pointer, sure & ~wrong, used):
+    faults = list(_all_faults(place, pointer, sure & ~wrong, used))
+    # In the order of programs, not of addresses, which differ from run to run.
+    faults.sort(key=lambda fault: int(fault[1].argmax()))
+    for kind, bad, region in faults:
         findings.append(_finding(place, pointer, kind, bad, region))
         usable = usable & ~bad
     for _, bad, _ in _all_faults(place, pointer, active & masked & ~vague, used):
@@ -116,8 +119,14 @@ def _wrap_finding(
         wrong,
         region,
         limit=(1 << (bits - 1)) - 1,
-        arithmetic="a value does not fit" if wrap is None else _threshold(wrap),
+        arithmetic="a value does not fit" if wrap is None else _told_wrap(place, wrap),
     )
+
+
+def _told_wrap(place: Place, wrap: Wrap) -> str:
+    """What wrapped, in source terms, with numbers to check."""
+    _, line, expression = place.kernel.source(wrap.operation)
+    return f"{expression}: {_threshold(wrap)}" if line else _threshold(wrap)
 
 
 def _finding(

@@ -127,17 +127,16 @@ def _advance(block: Block, argument: int, value: int) -> Operation | None:
 
 def _depends_on_itself(operation: Operation, kernel: Kernel) -> bool:
     """Whether a trip may load what an earlier one stored, or store over it."""
-    written = loaded = False
-    stores = 0
+    loaded = False
+    written = 0
     for inner in operations_of(operation.regions[0]):
         if inner.name in {"tt.atomic_rmw", "tt.atomic_cas", "tt.call"}:
             return True
         if inner.name == "tt.store":
-            stores += 1
-            written |= kernel.values or inner.types[0].element.startswith("i")
+            written += kernel.values or inner.types[0].element.startswith("i")
         if inner.name == "tt.load" and inner.results[0] in kernel.slice.values:
             loaded = True
-    return (written and loaded) or (kernel.values and stores > 1)
+    return written > 1 or (written == 1 and loaded)
 
 
 def _all_trips(

@@ -80,7 +80,8 @@ class Stores:
             at = pointer.offset.dense() * pointer.unit_bytes + (
                 region.base - region.storage.base
             )
-            if size == 1 or not bool((at % size).any()):
+            known = len(region.storage.content) > 0
+            if known and (size == 1 or not bool((at % size).any())):
                 found = region.storage.as_integers(bits)[at // size]
                 return replace(
                     of_array(found, bits, shape),
@@ -146,7 +147,8 @@ class Stores:
             _mark(region.storage, at, size, unsure)
             content = region.storage.as_integers(target.pointer.element_bits)
             landing = certain & (at % size == 0) if lands else ~unsure
-            content[at[landing] // size] = stored[landing].astype(content.dtype)
+            if len(content):
+                content[at[landing] // size] = stored[landing].astype(content.dtype)
             self._written.append(
                 _Written(
                     operation=target.operation,
@@ -159,22 +161,31 @@ class Stores:
             )
 
     @staticmethod
-    def update(target: Target, operands: list[Lanes]) -> Lanes:
+    def update(target: Target, operands: list[Lanes], *, certain: bool) -> Lanes:
         """Apply an atomic lane by lane, in the order of programs.
+
+        Args:
+            target: Where.
+            operands: With what.
+            certain: Whether all of its lanes are known to run.
 
         Returns:
             What was there before each.
         """
         operation, pointer = target.operation, target.pointer
         bits, size = pointer.element_bits, pointer.element_bytes
-        if any(each.unknown is not None for each in (*operands, pointer.offset)):
-            for _, at, region in target.lanes():
+        places = list(target.lanes())
+        vague = not certain or any(
+            each.unknown is not None for each in (*operands, pointer.offset)
+        )
+        if vague or any(_vague(region, at, size) for _, at, region in places):
+            for _, at, region in places:
                 _mark(region.storage, at, size, np.ones(at.shape, dtype=np.bool_))
             return unknown(bits, pointer.shape)
         how = operation.text.split(",")[0].strip()
         given = [np.broadcast_to(each.dense(), target.full) for each in operands]
         old = np.zeros(target.full, dtype=np.int64)
-        for lanes, at, region in target.lanes():
+        for lanes, at, region in places:
             content = region.storage.as_integers(bits)
             numbers = [each[lanes] for each in given]
             before = np.zeros(len(at), dtype=np.int64)
@@ -232,7 +243,7 @@ def _race(
     )
     if not len(addresses):
         return None
-    order = np.argsort(addresses, kind="stable")
+    order = np.lexsort((programs, addresses))
     a, p, v = addresses[order], programs[order], values[order]
     # A program's last store to an element is what it leaves there.
     last = np.ones(len(a), dtype=np.bool_)
@@ -271,8 +282,18 @@ def _doubt(storage: Storage, at: NDArray[np.int64]) -> Bools | None:
     return held if held.any() else None
 
 
+def _vague(region: Region, at: Ints, size: int) -> bool:
+    """Whether any of these elements is not known, or not a whole one."""
+    storage = region.storage
+    if not len(storage.content) or bool((at % size).any()):
+        return True
+    return storage.doubtful is not None and bool(storage.doubtful[at].any())
+
+
 def _mark(storage: Storage, at: Ints, size: int, unsure: Bools) -> None:
     """Note which bytes are no longer known, and which are known again."""
+    if not len(storage.content):
+        return
     if storage.doubtful is None:
         if not bool(unsure.any()):
             return

@@ -113,6 +113,7 @@ def atomic(run: Run, operation: Operation, frame: Frame) -> None:
         return
     operands = [frame.lanes(each) for each in operation.operands[1:mask_at]]
     target = Target(operation, frame.programs, pointer, usable)
-    old = run.stores.update(target, operands)
+    certain = frame.certain and (access.mask is None or access.mask.unknown is None)
+    old = run.stores.update(target, operands, certain=certain)
     if wanted:
         frame.values[result] = old
