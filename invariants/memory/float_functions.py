@@ -20,6 +20,11 @@ def _fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return (a.double() * b.double() + c.double()).to(a.dtype)
 
 
+def _root(a: torch.Tensor) -> torch.Tensor:
+    """The square root, rounded once; torch's own may be off by one unit."""
+    return a.double().sqrt().to(a.dtype)
+
+
 def _away(a: torch.Tensor) -> torch.Tensor:
     """To the nearest integer, halves away from zero."""
     whole = a.trunc()
@@ -53,7 +58,7 @@ FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "arith.maximumf": torch.maximum,
         "arith.minimumf": torch.minimum,
         "tt.precise_divf": torch.div,
-        "tt.precise_sqrt": torch.sqrt,
+        "tt.precise_sqrt": _root,
         "math.absf": torch.abs,
         "math.acos": torch.acos,
         "math.asin": torch.asin,
@@ -101,7 +106,7 @@ DEVICE_FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "cos": torch.cos,
         "cosh": torch.cosh,
         "ddiv_rn": torch.div,
-        "dsqrt_rn": torch.sqrt,
+        "dsqrt_rn": _root,
         "erf": torch.erf,
         "erfc": torch.erfc,
         "exp": torch.exp,
@@ -127,7 +132,7 @@ DEVICE_FUNCTIONS: Mapping[str, Function] = MappingProxyType(
         "fmin": torch.fmin,
         "fmod": torch.fmod,
         "frsqrt_rn": torch.rsqrt,
-        "fsqrt_rn": torch.sqrt,
+        "fsqrt_rn": _root,
         "hypot": torch.hypot,
         "lgamma": torch.lgamma,
         "log": torch.log,

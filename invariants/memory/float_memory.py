@@ -170,7 +170,7 @@ def store(run: Run, operation: Operation, frame: Frame) -> None:
             array = torch.where(unknown, torch.full_like(array, torch.nan), array)
         doubt = None if unknown is None else unknown.numpy()
         bits = float_types.bits_of(array)
-        run.stores.put(target, bits, doubt, certain=sure, lands=True)
+        run.stores.put(target, bits, doubt, certain=sure, element=value.element)
         return
     lanes = frame.lanes(operation.operands[1])
     if lanes.unknown is not None:
@@ -203,6 +203,9 @@ def atomic(run: Run, operation: Operation, frame: Frame) -> None:
     doubt = torch.ones(target.full, dtype=torch.bool)
     size = access.pointer.element_bytes
     for lanes, at, region in target.lanes():
+        if not len(region.storage.content) or bool((at % size).any()):
+            run.doubt("an atomic has to do with what is not known", operation)
+            continue
         here = float_types.tensor_of(lanes)
         content = float_types.of_bits(
             region.storage.as_integers(size * 8), kind.element

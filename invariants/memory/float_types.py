@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -59,6 +60,16 @@ def bits_of(numbers: torch.Tensor) -> NDArray[np.int64]:
     width = _INTEGERS[numbers.element_size() * 8]
     bits: NDArray[np.int64] = numbers.contiguous().view(width).numpy()
     return bits
+
+
+def shown(bits: int, element: str) -> str:
+    """The number that has these bits, as text, and the bits where NaN hides them."""
+    width = torch.finfo(dtype_of(element)).bits
+    held = torch.tensor([bits], dtype=_INTEGERS[width])
+    number = float(held.view(dtype_of(element)))
+    if math.isnan(number):
+        return f"nan {bits & ((1 << width) - 1):#x}"
+    return f"{number:.9g}"
 
 
 def filled(element: str, shape: tuple[int, ...], number: float) -> Floats:

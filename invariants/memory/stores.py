@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """What one store wrote: parallel arrays."""
+    """What one store wrote: parallel arrays.
+
+    Attributes:
+        element: Dtype of floats, whose bits the values then are; "" of integers.
+    """
 
     operation: Operation
     region: Region
@@ -30,6 +34,15 @@ class _Written:
     programs: Ints
     values: Ints
     element_bytes: int
+    element: str
+
+    def shown(self, value: int) -> str:
+        """What was stored, as text."""
+        if not self.element:
+            return str(value)
+        from invariants.memory.float_types import shown
+
+        return shown(value, self.element)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +138,7 @@ class Stores:
         strange: Bools | None,
         *,
         certain: bool,
-        lands: bool = False,
+        element: str = "",
     ) -> None:
         """Let integers land, or floats as integers of their width.
 
@@ -134,7 +147,7 @@ class Stores:
             values: Broadcastable to all lanes.
             strange: Lanes that are not known; their bytes become doubtful.
             certain: Whether the store is known to take place.
-            lands: Whether what is not known is stored as well.
+            element: Of floats their dtype; what is not known of them lands as NaN.
         """
         full, size = target.full, target.pointer.element_bytes
         numbers = np.broadcast_to(values, full)
@@ -146,7 +159,7 @@ class Stores:
             unsure = doubt[lanes] | (not certain) | (at % size != 0)
             _mark(region.storage, at, size, unsure)
             content = region.storage.as_integers(target.pointer.element_bits)
-            landing = certain & (at % size == 0) if lands else ~unsure
+            landing = certain & (at % size == 0) if element else ~unsure
             if len(content):
                 content[at[landing] // size] = stored[landing].astype(content.dtype)
             self._written.append(
@@ -157,6 +170,7 @@ class Stores:
                     programs=owners[lanes][~unsure],
                     values=stored[~unsure],
                     element_bytes=size,
+                    element=element,
                 )
             )
 
@@ -226,8 +240,8 @@ class Stores:
                 limit=0,
                 lanes=1,
                 arithmetic=(
-                    f"element {element} gets {values[0]} of program {first} and "
-                    f"{values[1]} of program {second}"
+                    f"element {element} gets {written.shown(values[0])} of program "
+                    f"{first} and {written.shown(values[1])} of program {second}"
                 ),
             )
 
