@@ -51,9 +51,9 @@ def _extremes_inside(place: Place, pointer: Pointer, mask: Lanes | None) -> bool
         return False
     if region.ownership is None:
         return True
-    stride = region.ownership.stride * region.element_bytes
-    pages = first // stride
-    same = bool((pages == last // stride).all())
+    pages = region.ownership.pages(first // region.element_bytes)
+    ends = region.ownership.pages(last // region.element_bytes)
+    same = bool((pages == ends).all())
     return same and bool(region.ownership.allows(pages, write=place.write).all())
 
 

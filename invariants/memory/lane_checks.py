@@ -90,7 +90,7 @@ def _faults(
         yield "outside the view", outside
     inside = lanes & ~outside
     if region.ownership is not None:
-        pages = first // (region.ownership.stride * region.element_bytes)
+        pages = region.ownership.pages(first // region.element_bytes)
         alien = inside & ~region.ownership.allows(pages, write=place.write)
         if bool(alien.any()):
             yield "page not owned", alien
@@ -139,7 +139,7 @@ def _finding(
     element = _element(pointer, region, wrong, exact=False)
     limit = size
     if kind == "page not owned" and region.ownership is not None:
-        limit = element // region.ownership.stride
+        limit = int(region.ownership.pages(np.int64(element)))
         state = region.ownership.states.get(limit, "nobody's or another's")
         text = f"element {element} is in page {limit}, which is {state}"
     elif kind == "outside the view" and 0 <= element < size:

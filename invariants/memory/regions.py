@@ -19,12 +19,15 @@ class Ownership:
 
     Attributes:
         stride: Elements from page to page.
+        period: Elements after which the pages come again, as they do where each head
+            has a plane of its own; 0 where they do not.
         readable: Sorted page ids.
         writable: The same, for stores.
         states: What a page is, for messages: `null`, `freed`, `shared`, ….
     """
 
     stride: int
+    period: int
     readable: Ints
     writable: Ints
     states: Mapping[int, str]
@@ -38,22 +41,31 @@ class Ownership:
         axis: int = 0,
         states: Mapping[int, str] | None = None,
     ) -> Ownership:
-        """Pages along one axis of a tensor; it must have its largest stride there."""
-        stride = tensor.stride(axis)
-        larger = [
-            s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1
-        ]
-        if stride < max(larger, default=0):
+        """Pages along one axis of a tensor; other axes lie inside pages, or around all.
+
+        Raises:
+            ValueError: Pages interleave with another axis.
+        """
+        stride, count = tensor.stride(axis), tensor.shape[axis]
+        axes = zip(tensor.stride(), tensor.shape, strict=True)
+        larger = [step for step, size in axes if size > 1 and step > stride]
+        period = min(larger, default=0)
+        if larger and period < stride * count:
             raise ValueError(
-                f"pages along axis {axis} are {stride} elements apart, and an axis "
-                f"has a larger stride, {max(larger)}: pages would interleave"
+                f"pages along axis {axis} are {stride} elements apart, {count} of them, "
+                f"and an axis has a stride of {period}: pages would interleave"
             )
         return Ownership(
             stride=stride,
+            period=period,
             readable=np.unique(np.asarray(list(readable), dtype=np.int64)),
             writable=np.unique(np.asarray(list(writable), dtype=np.int64)),
             states=states or {},
         )
+
+    def pages(self, elements: Ints) -> Ints:
+        """Which page each element, counted from the view's start, is in."""
+        return (elements % self.period if self.period else elements) // self.stride
 
     def allows(self, pages: Ints, *, write: bool) -> Bools:
         """Which of these pages an access may touch."""
