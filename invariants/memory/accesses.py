@@ -10,17 +10,58 @@ from dataclasses import replace
 
 import numpy as np
 
+from invariants.memory.findings import Finding
 from invariants.memory.lane_checks import judge_lanes
-from invariants.memory.lanes import Array, Ints, Lanes
+from invariants.memory.lanes import Array, Bools, Ints, Lanes, taken
 from invariants.memory.pointers import Place, Pointer, Verdict
 
+# Lanes that are looked at one by one together.
+LANES_MAX = 1 << 18
 
-def judge_access(place: Place, pointer: Pointer, mask: Lanes | None) -> Verdict:
-    """Check an access against the views and owners of what it points to."""
+
+def judge_access(
+    place: Place, pointer: Pointer, mask: Lanes | None, *, wanted: bool
+) -> Verdict:
+    """Check an access against the views and owners of what it points to.
+
+    Args:
+        place: Where it stands.
+        pointer: Of all lanes.
+        mask: Of all lanes; those that are unknown are to be active in it.
+        wanted: Whether its lanes will be used, so that all must be looked at.
+    """
+    lanes = int(np.prod(pointer.shape, dtype=np.int64))
     rows = len(place.programs)
-    count = rows * int(np.prod(pointer.shape, dtype=np.int64))
+    if _simple(place, pointer, mask) and _extremes_inside(place, pointer, mask):
+        return Verdict((), (), None, rows * lanes)
+    findings: list[Finding] = []
+    doubts: list[str] = []
+    usable: list[Bools] = []
+    slice_rows = max(LANES_MAX // max(lanes, 1), 1)
+    for first in range(0, rows, slice_rows):
+        taken_rows = np.arange(first, min(first + slice_rows, rows))
+        here = replace(place, programs=place.programs[taken_rows])
+        part = pointer.taken(taken_rows)
+        part_mask = None if mask is None else taken(mask, taken_rows)
+        verdict = judge_lanes(here, part, part_mask)
+        findings += verdict.findings
+        doubts += verdict.doubts
+        if wanted and verdict.usable is not None:
+            usable.append(verdict.usable)
+        if findings and not wanted:
+            break
+    return Verdict(
+        findings=tuple(findings),
+        doubts=tuple(doubts),
+        usable=np.concatenate(usable) if usable else None,
+        lanes=rows * lanes,
+    )
+
+
+def _simple(place: Place, pointer: Pointer, mask: Lanes | None) -> bool:
+    """Whether extremes can say that an access is right."""
     region = pointer.regions[0]
-    simple = (
+    return (
         pointer.which is None
         and region is not None
         and pointer.offset.plain
@@ -28,9 +69,6 @@ def judge_access(place: Place, pointer: Pointer, mask: Lanes | None) -> Verdict:
         and not (place.write and region.read_only)
         and region.storage.written is None
     )
-    if simple and _extremes_inside(place, pointer, mask):
-        return Verdict((), (), None, count)
-    return replace(judge_lanes(place, pointer, mask), lanes=count)
 
 
 def _extremes_inside(place: Place, pointer: Pointer, mask: Lanes | None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from invariants.memory import integers
+from invariants.memory.frames import UndecidedError
 from invariants.memory.lanes import (
     Array,
     Lanes,
@@ -189,7 +190,7 @@ def _gathered(values: list[Lanes], axis: int, *, new: bool) -> Lanes:
             [whole(each.exact_or_dense(), each.shape) for each in values], axis=axis + 1
         )
         wrap = next(each.wrap for each in values if each.wrap is not None)
-        result = replace(result, exact=exact, wrap=wrap)
+        result = replace(result, exact=(exact,), wrap=wrap)
     if any(each.unknown is not None for each in values):
         none = np.zeros((1,) * (1 + len(values[0].shape)), dtype=np.bool_)
         strange = put(
@@ -206,7 +207,7 @@ def _gathered(values: list[Lanes], axis: int, *, new: bool) -> Lanes:
 def _rows(value: Lanes) -> int:
     arrays = [*value.parts]
     if value.exact is not None:
-        arrays.append(value.exact)
+        arrays.extend(value.exact)
     if value.unknown is not None:
         arrays.append(value.unknown)
     return max(int(array.shape[0]) for array in arrays)
@@ -256,9 +257,9 @@ def _gather(operation: Operation, given: list[Lanes]) -> tuple[Lanes, ...]:
     result = of_array(found, value.bits, index.shape, strange)
     if value.exact is None:
         return (result,)
-    exact = np.broadcast_to(value.exact, source.shape)
+    exact = np.broadcast_to(value.exact_or_dense(), source.shape)
     ideal = np.take_along_axis(exact, place, axis=axis)
-    return (replace(result, exact=ideal, wrap=value.wrap),)
+    return (replace(result, exact=(ideal,), wrap=value.wrap),)
 
 
 def _histogram(operation: Operation, given: list[Lanes]) -> tuple[Lanes, ...]:
@@ -278,14 +279,16 @@ def _select(operation: Operation) -> Step:
     condition, left, right = operation.operands
     (result,) = operation.results
 
-    def step(_: Run, frame: Frame) -> None:
+    def step(run: Run, frame: Frame) -> None:
         chosen = frame.lanes(condition)
         a, b = frame.get(left), frame.get(right)
         if isinstance(a, Lanes) and isinstance(b, Lanes):
             frame.values[result] = integers.select(chosen, a, b)
             return
-        assert isinstance(a, Pointer)
-        assert isinstance(b, Pointer)
+        if not isinstance(a, Pointer):
+            raise UndecidedError(*run.depends("a pointer", left, operation))
+        if not isinstance(b, Pointer):
+            raise UndecidedError(*run.depends("a pointer", right, operation))
         unit = gcd(a.unit_bytes, b.unit_bytes)
         a, b = in_units(a, unit), in_units(b, unit)
         offset = integers.select(chosen, a.offset, b.offset)
@@ -371,9 +374,10 @@ def _add_pointer(operation: Operation) -> Step:
     pointer, by = operation.operands
     (result,) = operation.results
 
-    def step(_: Run, frame: Frame) -> None:
+    def step(run: Run, frame: Frame) -> None:
         base = frame.get(pointer)
-        assert isinstance(base, Pointer)
+        if not isinstance(base, Pointer):
+            raise UndecidedError(*run.depends("a pointer", pointer, operation))
         frame.values[result] = moved_pointer(operation, base, frame.lanes(by))
 
     return step
@@ -418,7 +422,8 @@ def _to_integer(operation: Operation) -> Step:
 
     def step(run: Run, frame: Frame) -> None:
         pointer = frame.get(number)
-        assert isinstance(pointer, Pointer)
+        if not isinstance(pointer, Pointer):
+            raise UndecidedError(*run.depends("a pointer", number, operation))
         region = pointer.regions[0]
         if pointer.which is not None or region is None:
             run.unknown_results(operation, frame)

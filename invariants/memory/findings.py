@@ -29,7 +29,8 @@ class Finding:
         value: The element offset that is right in 64 bits, from the view's start.
         wrapped: The offset that is used.
         limit: Elements from start to end of the view, or the first page not owned.
-        lanes: How many lanes of all programs are wrong.
+        lanes: How many lanes are wrong among those looked at (programs in order, until
+            something was found).
         arithmetic: The smallest sum or product that shows it.
     """
 

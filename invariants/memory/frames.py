@@ -88,16 +88,20 @@ class Frame:
         )
 
 
+def known_end(end: Operation | None, operation: Operation) -> Operation:
+    """The last operation of a region, which says what it hands on."""
+    if end is None:
+        raise UndecidedError(f"how a region of {operation.name} ends", operation)
+    return end
+
+
 def picked(value: Value, rows: Rows) -> Value:
     """A value for some rows."""
     if isinstance(value, Lanes):
         return taken(value, rows)
     if isinstance(value, Floats):
         return floats.taken(value, rows)
-    which = value.which
-    if which is not None and which.shape[0] != 1:
-        which = which[rows]
-    return replace(value, offset=taken(value.offset, rows), which=which)
+    return value.taken(rows)
 
 
 def joined(rows: int, pieces: list[tuple[Rows, Value]]) -> Value:

@@ -86,7 +86,7 @@ def _noted(
             exact=exact,
             bits=bits,
         )
-    return replace(result, exact=exact, wrap=wrap)
+    return replace(result, exact=(exact,), wrap=wrap)
 
 
 def add(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
@@ -95,13 +95,15 @@ def add(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
         return xor(operation, left, right)
     low, high = limits(left.bits)
     smallest, largest = left.low + right.low, left.high + right.high
-    if left.plain and right.plain:
-        if low <= smallest and largest <= high:
-            parts = together(left.parts, right.parts, left.bits)
-            return Lanes(left.shape, left.bits, parts, smallest, largest)
-        if left.bits == 64:
-            parts = (left.dense() + right.dense(),)
-            return of_array(parts[0], 64, left.shape)
+    known = left.unknown is None and right.unknown is None
+    if known and low <= smallest and largest <= high:
+        parts = together(left.parts, right.parts, left.bits)
+        exact = None
+        if not (left.plain and right.plain):
+            # What has wrapped before stays wrapped by as much.
+            exact = together(left.exact_parts, right.exact_parts, left.bits)
+        wrap = left.wrap or right.wrap
+        return Lanes(left.shape, left.bits, parts, smallest, largest, exact, wrap)
     return _noted(operation, left, right, np.add)
 
 
@@ -148,7 +150,7 @@ def multiply(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
     if np.array_equal(exact, actual):
         return result
     wrap = left.wrap or right.wrap or Wrap(operation, a, b, exact, left.bits)
-    return replace(result, exact=exact, wrap=wrap)
+    return replace(result, exact=(exact,), wrap=wrap)
 
 
 def shift_left(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
@@ -181,7 +183,7 @@ def _dense(
         if np.array_equal(ideal, actual):
             return result
         return replace(
-            result, exact=ideal.astype(np.int64), wrap=left.wrap or right.wrap
+            result, exact=(ideal.astype(np.int64),), wrap=left.wrap or right.wrap
         )
 
     return apply
@@ -307,7 +309,7 @@ def _predicate(
     result = of_array(actual, 1, left.shape, strange)
     if left.exact is None is right.exact or np.array_equal(actual, ideal):
         return result
-    return replace(result, exact=ideal, wrap=left.wrap or right.wrap)
+    return replace(result, exact=(ideal,), wrap=left.wrap or right.wrap)
 
 
 _COMPARISONS: dict[str, Callable[[Array, Array], Array]] = {
@@ -344,7 +346,7 @@ def compare(operation: Operation, left: Lanes, right: Lanes) -> Lanes:
     ideal = relation(one, other)
     if np.array_equal(ideal, actual):
         return result
-    return replace(result, exact=ideal, wrap=left.wrap or right.wrap)
+    return replace(result, exact=(ideal,), wrap=left.wrap or right.wrap)
 
 
 def select(condition: Lanes, left: Lanes, right: Lanes) -> Lanes:
@@ -375,7 +377,9 @@ def select(condition: Lanes, left: Lanes, right: Lanes) -> Lanes:
     ideal = np.where(right_way, left.exact_or_dense(), right.exact_or_dense())
     if np.array_equal(ideal, result.dense()):
         return result
-    return replace(result, exact=ideal, wrap=condition.wrap or left.wrap or right.wrap)
+    return replace(
+        result, exact=(ideal,), wrap=condition.wrap or left.wrap or right.wrap
+    )
 
 
 def extend_signed(value: Lanes, bits: int) -> Lanes:
@@ -403,18 +407,19 @@ def extend_unsigned(value: Lanes, bits: int) -> Lanes:
     result = of_array(actual, bits, value.shape, value.unknown)
     if value.exact is None:
         return result
-    negative = (value.exact < 0) & (value.exact >= limits(value.bits)[0])
-    ideal = np.where(negative, actual, value.exact)
+    exact = value.exact_or_dense()
+    negative = (exact < 0) & (exact >= limits(value.bits)[0])
+    ideal = np.where(negative, actual, exact)
     if np.array_equal(ideal, actual):
         return result
-    return replace(result, exact=ideal, wrap=value.wrap)
+    return replace(result, exact=(ideal,), wrap=value.wrap)
 
 
 def _with_exact(result: Lanes, predicate: Lanes, *, sign: int) -> Lanes:
     if predicate.exact is None:
         return result
-    ideal = sign * predicate.exact.astype(np.int64)
-    return replace(result, exact=ideal, wrap=predicate.wrap)
+    ideal = sign * predicate.exact_or_dense().astype(np.int64)
+    return replace(result, exact=(ideal,), wrap=predicate.wrap)
 
 
 def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
@@ -432,7 +437,7 @@ def truncate(operation: Operation, value: Lanes, bits: int) -> Lanes:
     if np.array_equal(actual, exact):
         return result
     wrap = value.wrap or Wrap(operation, exact, exact, exact, bits)
-    return replace(result, exact=exact, wrap=wrap)
+    return replace(result, exact=(exact,), wrap=wrap)
 
 
 def absolute(value: Lanes) -> Lanes:
@@ -441,10 +446,10 @@ def absolute(value: Lanes) -> Lanes:
     result = of_array(array, value.bits, value.shape, value.unknown)
     if value.exact is None:
         return result
-    ideal = np.abs(value.exact)
+    ideal = np.abs(value.exact_or_dense())
     if np.array_equal(ideal, array):
         return result
-    return replace(result, exact=ideal, wrap=value.wrap)
+    return replace(result, exact=(ideal,), wrap=value.wrap)
 
 
 _BITWISE_AND = _dense(lambda a, b, _: a & b, settles=True)

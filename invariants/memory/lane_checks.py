@@ -11,8 +11,8 @@ from invariants.memory.lanes import Bools, Ints, Lanes, Wrap
 from invariants.memory.pointers import Place, Pointer, Verdict
 from invariants.memory.regions import Region
 
-_MASK = "its mask depends on what is not computed"
-_ADDRESS = "its address depends on what is not computed"
+_MASK = "its mask"
+_ADDRESS = "its address"
 
 
 def judge_lanes(place: Place, pointer: Pointer, mask: Lanes | None) -> Verdict:
@@ -56,13 +56,12 @@ def _wrapped(
     offset: Lanes, mask: Lanes | None, active: Bools, sure: Bools
 ) -> tuple[Bools, Wrap | None]:
     """Lanes whose address or mask exact arithmetic would have made otherwise."""
-    wrong = sure & (offset.dense() != offset.exact_or_dense())
+    wrong = sure & offset.differs()
     if mask is None or mask.exact is None:
         return wrong, offset.wrap
-    differs = np.broadcast_to(mask.exact != mask.dense(), sure.shape)
     # A lane that exact arithmetic would have let through is missing.
-    missing = ~active & np.broadcast_to(mask.exact, sure.shape)
-    return wrong | (sure & differs) | missing, offset.wrap or mask.wrap
+    missing = ~active & np.broadcast_to(mask.exact_or_dense(), sure.shape)
+    return wrong | (sure & mask.differs()) | missing, offset.wrap or mask.wrap
 
 
 def _all_faults(

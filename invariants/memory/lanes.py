@@ -57,7 +57,7 @@ class Lanes:
             the conjunction.
         low: No lane is below; a bound, not always the minimum.
         high: No lane is above.
-        exact: ``[rows, *shape]`` broadcastable, None where nothing wrapped.
+        exact: Like parts, of what exact arithmetic gives; None where nothing wrapped.
         wrap: What wrapped first, when something did.
         unknown: Lanes that depend on what is not computed here; None for none.
     """
@@ -67,25 +67,48 @@ class Lanes:
     parts: tuple[Array, ...]
     low: int
     high: int
-    exact: Ints | None = None
+    exact: tuple[Array, ...] | None = None
     wrap: Wrap | None = None
     unknown: Bools | None = None
 
     def dense(self) -> Array:
         """All lanes, broadcastable to ``[rows, *shape]``."""
-        first, *rest = self.parts
-        for part in rest:
-            first = first & part if self.bits == 1 else first + part
-        return first
+        return _total(self.parts, self.bits)
 
     @property
     def plain(self) -> bool:
         """Whether every lane is known and is what exact arithmetic gives."""
         return self.exact is None and self.unknown is None
 
+    @property
+    def exact_parts(self) -> tuple[Array, ...]:
+        """Parts of what exact arithmetic gives."""
+        return self.parts if self.exact is None else self.exact
+
     def exact_or_dense(self) -> Ints:
         """What exact arithmetic gives."""
-        return self.dense() if self.exact is None else self.exact
+        return _total(self.exact_parts, self.bits)
+
+    def differs(self) -> Bools:
+        """Lanes that are not what exact arithmetic gives, broadcastable to all."""
+        used = [part for part in self.parts if not _among(part, self.exact_parts)]
+        meant = [part for part in self.exact_parts if not _among(part, self.parts)]
+        nothing = np.zeros((1,) * (1 + len(self.shape)), dtype=np.int64)
+        if self.bits == 1:
+            return self.dense() != self.exact_or_dense()  # type: ignore[no-any-return]
+        result: Bools = sum(used, nothing) != sum(meant, nothing)
+        return result
+
+
+def _among(part: Array, parts: tuple[Array, ...]) -> bool:
+    return any(part is each for each in parts)
+
+
+def _total(parts: tuple[Array, ...], bits: int) -> Array:
+    first, *rest = parts
+    for part in rest:
+        first = first & part if bits == 1 else first + part
+    return first
 
 
 def constant(value: int, bits: int, shape: tuple[int, ...] = ()) -> Lanes:
@@ -162,7 +185,7 @@ def merged(rows: int, pieces: list[tuple[NDArray[np.intp], Lanes]]) -> Lanes:
     result = of_array(values, bits, shape)
     return replace(
         result,
-        exact=exact if differs else None,
+        exact=(exact,) if differs else None,
         wrap=wrap,
         unknown=strange if strange.any() else None,
     )
@@ -226,7 +249,7 @@ def rearranged(
         tuple([of(part) for part in lanes.parts]),
         lanes.low,
         lanes.high,
-        None if lanes.exact is None else of(lanes.exact),
+        None if lanes.exact is None else tuple([of(each) for each in lanes.exact]),
         lanes.wrap,
         None if lanes.unknown is None else of(lanes.unknown),
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from invariants.memory.findings import Finding
-from invariants.memory.lanes import Bools, Ints, Lanes
+from invariants.memory.lanes import Bools, Ints, Lanes, taken
 from invariants.memory.regions import Region
 from invariants.memory.ttir import Operation
 
@@ -46,6 +47,13 @@ class Pointer:
         """Of the tensor of pointers."""
         return self.offset.shape
 
+    def taken(self, rows: NDArray[np.intp]) -> Pointer:
+        """The pointer for some of the rows, or for rows more than once."""
+        which = self.which
+        if which is not None and which.shape[0] != 1:
+            which = which[rows]
+        return replace(self, offset=taken(self.offset, rows), which=which)
+
     def lanes_of(self, index: int, lanes: Bools) -> Bools:
         """Those of some lanes that point into one of the regions."""
         if self.which is None:
@@ -77,7 +85,7 @@ class Verdict:
 
     Attributes:
         usable: Lanes that are active and may touch memory, None for all active ones.
-        doubts: Reasons why something could not be decided.
+        doubts: What is not known and decides: its address, its mask.
         lanes: Active lanes, at most.
     """
 

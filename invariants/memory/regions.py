@@ -52,8 +52,8 @@ class Ownership:
         period = min(larger, default=0)
         if larger and period < stride * count:
             raise ValueError(
-                f"pages along axis {axis} are {stride} elements apart, {count} of them, "
-                f"and an axis has a stride of {period}: pages would interleave"
+                f"{count} pages along axis {axis} are {stride} elements apart, and an "
+                f"axis has a stride of {period}: pages would interleave"
             )
         return Ownership(
             stride=stride,

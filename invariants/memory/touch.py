@@ -23,6 +23,7 @@ class Access:
     operation: Operation
     pointer: Pointer
     mask: Lanes | None
+    mask_at: int
     write: bool
 
     def judged(self, run: Run, frame: Frame, *, wanted: bool) -> Bools | None:
@@ -41,13 +42,17 @@ class Access:
             certain=frame.certain,
             write=self.write,
         )
-        verdict = judge_access(place, self.pointer, without_unknown(self.mask))
+        verdict = judge_access(
+            place, self.pointer, without_unknown(self.mask), wanted=wanted
+        )
         run.accesses += 1
         run.lanes += verdict.lanes
         for finding in verdict.findings:
             run.findings.setdefault((finding.kind, finding.expression), finding)
         for doubt in verdict.doubts:
-            run.doubt(doubt, self.operation)
+            addressed = doubt == "its address"
+            number = self.operation.operands[0 if addressed else self.mask_at]
+            run.doubt(*run.depends(doubt, number, self.operation))
         if verdict.usable is None and wanted and self.mask is not None:
             return self.mask.dense()
         return verdict.usable
@@ -62,7 +67,11 @@ def access_of(
         raise UndecidedError("a number is used as a pointer", operation)
     masked = len(operation.operands) > mask_at
     mask = frame.lanes(operation.operands[mask_at]) if masked else None
-    return Access(operation, pointer, mask, write)
+    if mask is not None and mask.bits != 1:
+        # Of an operation that is not known, nor what it gives.
+        mask = unknown(1, mask.shape)
+    # Without a mask, whether the access runs at all is what is not known.
+    return Access(operation, pointer, mask, mask_at if masked else 0, write)
 
 
 def load(run: Run, operation: Operation, frame: Frame) -> None:
