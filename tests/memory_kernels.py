@@ -233,3 +233,24 @@ def by_float(out, source, index, N: tl.constexpr):
     lanes = tl.arange(0, N)
     at = tl.load(index + lanes).to(tl.int32)
     tl.store(out + lanes, tl.load(source + at))
+
+
+@triton.jit
+def searched(out, starts, source, count, N: tl.constexpr):
+    """Early return, a search, a condition with results, a reduction and a scan."""
+    row = tl.program_id(0)
+    if row >= count:
+        return
+    lanes = tl.arange(0, N)
+    low = 0
+    high = count
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(starts + middle) <= row:
+            low = middle + 1
+        else:
+            high = middle
+    many = tl.load(starts + lanes, mask=lanes < count, other=0)
+    first = tl.argmax(many, 0) + low
+    total = tl.sum(tl.cumsum(many, 0), 0) % N
+    tl.store(out + row * N + lanes, tl.load(source + first + total + lanes))

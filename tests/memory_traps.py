@@ -169,6 +169,13 @@ def trips() -> list[int]:
     return right(launched("overlapping_trips", (1,), out, N=1), out)
 
 
+def searched() -> list[int]:
+    """Four programs, of which three have something to do."""
+    out, source = ints(4, 8), torch.arange(100, 120, dtype=torch.int32)
+    starts = torch.tensor([0, 2, 2], dtype=torch.int32)
+    return right(launched("searched", (4,), out, starts, source, 3, N=8), out)
+
+
 def unknown_mask() -> Launch:
     """An atomic whose mask nobody computes: what it leaves is not known either."""
     args: tuple[Any, ...] = (ints(8), ints(4), torch.ones(4))

@@ -20,12 +20,14 @@ from invariants.memory.frames import (
     UndecidedError,
     Value,
     joined,
+    known_end,
     picked,
 )
 from invariants.memory.integers import BINARY_OPERATIONS
 from invariants.memory.kernel import Kernel, Plan, Step
 from invariants.memory.lanes import Lanes, constant, of_array, unknown
 from invariants.memory.regions import Memory
+from invariants.memory.slicing import may_touch_memory, opaque
 from invariants.memory.stores import Stores
 from invariants.memory.ttir import Block, Function, Operation, Type
 
@@ -89,6 +91,16 @@ class Run:
 
     # --- functions and blocks ---------------------------------------------------------
 
+    def depends(
+        self, what: str, number: int, operation: Operation
+    ) -> tuple[str, Operation]:
+        """Why something is not known, and the operation to name for it."""
+        cause = None if self.kernel.values else self.kernel.cause(number, _computed)
+        if cause is None:
+            return f"{what} depends on what is not computed", operation
+        reason = f"{what} depends on {cause.name}, which is not computed"
+        return reason, cause if self.kernel.source(cause)[1] else operation
+
     def function(
         self, function: Function, frame: Frame
     ) -> list[tuple[Rows, list[Value]]]:
@@ -120,7 +132,10 @@ class Run:
             self._enter(block, here, index, arrived)
             frames[label] = (here, index)
             end = self.block(block, here)
-            if end is None or end.name == "tt.return":
+            if end is None:
+                last = block.operations[-1]
+                raise UndecidedError(f"{last.name} ends a block and is not known", last)
+            if end.name == "tt.return":
                 returned.append((index, self._values(end, here)))
                 continue
             self._leave(end, here, index, entries)
@@ -156,7 +171,7 @@ class Run:
         else:
             condition = frame.lanes(end.operands[0])
             if condition.unknown is not None and condition.unknown.any():
-                raise UndecidedError("a branch depends on what is not computed", end)
+                raise UndecidedError(*self.depends("a branch", end.operands[0], end))
             self.wrapped_branch(condition, end)
             truth = np.broadcast_to(condition.dense(), (len(index),))
             sides = [np.flatnonzero(truth), np.flatnonzero(~truth)]
@@ -206,10 +221,12 @@ class Run:
 
     def unknown_results(self, operation: Operation, frame: Frame) -> None:
         """Integers of an operation that is not computed here."""
-        results = (
-            operation.types[-len(operation.results) :] if operation.results else ()
-        )
-        for result, kind in zip(operation.results, results, strict=True):
+        count = len(operation.results)
+        kinds = operation.types[-count:] if count else ()
+        if may_touch_memory(operation) or len(kinds) < count:
+            self.doubt(f"{operation.name} is not known", operation)
+        kinds += (Type((), "i32"),) * (count - len(kinds))
+        for result, kind in zip(operation.results, kinds, strict=True):
             if result not in self.kernel.slice.values:
                 continue
             if kind.pointer:
@@ -282,6 +299,13 @@ def _of_integers(operation: Operation) -> Step | None:
     return lambda run, frame: control(run, operation, frame)
 
 
+def _computed(operation: Operation) -> bool:
+    """Whether address mode gives what an operation of integers gives."""
+    if operation.name in {"tt.reduce", "tt.scan"}:
+        return all(kind.integer for kind in operation.types)
+    return not opaque(operation) and _of_integers(operation) is not None
+
+
 def _branch(run: Run, operation: Operation, frame: Frame) -> None:
     """`scf.if`."""
     condition = frame.lanes(operation.operands[0])
@@ -311,8 +335,7 @@ def _branch(run: Run, operation: Operation, frame: Frame) -> None:
             inner = frame.child()
             end = run.block(operation.regions[side][0], inner)
             for at, result in wanted:
-                assert end is not None
-                frame.values[result] = inner.get(end.operands[at])
+                frame.values[result] = inner.get(known_end(end, operation).operands[at])
         return
     sides = (np.flatnonzero(truth), np.flatnonzero(~truth))
     pieces: list[list[tuple[Rows, Value]]] = [[] for _ in wanted]
@@ -320,8 +343,7 @@ def _branch(run: Run, operation: Operation, frame: Frame) -> None:
         inner = frame.child(index)
         end = run.block(region[0], inner)
         for held, (at, _) in zip(pieces, wanted, strict=True):
-            assert end is not None
-            held.append((index, inner.get(end.operands[at])))
+            held.append((index, inner.get(known_end(end, operation).operands[at])))
     for held, (_, result) in zip(pieces, wanted, strict=True):
         frame.values[result] = joined(rows, held)
 

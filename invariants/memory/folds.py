@@ -82,5 +82,8 @@ def _combined(
             inner.values[each.results[0]] = arrays.constant_of(each, shape)
         else:
             run.step(each)(run, inner)
+            for number in each.results:
+                # Scalars in the text; of what is not known, that is all it says.
+                inner.values[number] = arrays.expanded(inner.lanes(number), shape)
     results = [inner.lanes(each) for each in block.operations[-1].operands]
     return [arrays.expanded(each, shape) for each in results]

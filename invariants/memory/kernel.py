@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from invariants.memory.causes import Origin, cause_of, origins_of
 from invariants.memory.frames import Frame, Value
 from invariants.memory.slicing import Slice, operations_of, slice_of
 from invariants.memory.source_text import expression_at
@@ -48,6 +49,16 @@ class Kernel:
     def slice(self) -> Slice:
         """What of it has to run."""
         return slice_of(self.module, values=self.values)
+
+    @cached_property
+    def _origins(self) -> dict[int, list[Origin]]:
+        return origins_of(self.module)
+
+    def cause(
+        self, number: int, computed: Callable[[Operation], bool]
+    ) -> Operation | None:
+        """The nearest operation that is not computed, of those before a value."""
+        return cause_of(self._origins, number, computed)
 
     @cached_property
     def rows_max(self) -> int:

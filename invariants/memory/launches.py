@@ -19,7 +19,7 @@ from invariants.memory.execute import Run
 from invariants.memory.findings import Finding, Launch, Undecided
 from invariants.memory.kernel import Kernel
 from invariants.memory.regions import Memory
-from invariants.memory.ttir import parse
+from invariants.memory.ttir import TtirError, parse
 
 # Lowered kernels kept per process.
 _KERNELS_MAX = 1024
@@ -127,10 +127,14 @@ def _launch(
 
     key = f"{specialization}{options}{_constants(bound, specialization)}"
     request = _Request(function=function, key=key, lower=lower, values=values)
-    kernel = _kernel(request)
     if callable(grid):
         grid = grid(bound)
     x, y, z = (*(int(each) for each in grid), 1, 1)[:3]
+    try:
+        kernel = _kernel(request)
+    except TtirError as error:
+        log.launches.append(_not_understood(_name(function), (x, y, z), error))
+        return
     run = Run(kernel, (x, y, z), log.memory)
     names, given = _arguments(function, bound, specialization)
     kinds = kernel.module.kernel.parameter_types
@@ -199,9 +203,22 @@ def _arguments(
 
 @lru_cache(maxsize=_KERNELS_MAX)
 def _kernel(request: _Request) -> Kernel:
-    plain = inspect.unwrap(request.function.fn)
     module = parse(request.lower())
-    return Kernel(name=plain.__qualname__, module=module, values=request.values)
+    name = _name(request.function)
+    return Kernel(name=name, module=module, values=request.values)
+
+
+def _name(function: Any) -> str:
+    name: str = inspect.unwrap(function.fn).__qualname__
+    return name
+
+
+def _not_understood(name: str, grid: tuple[int, int, int], error: TtirError) -> Launch:
+    """A launch of a kernel whose text has a form that the reader does not know."""
+    doubt = Undecided(kernel=name, reason=f"its TTIR: {error}", place="")
+    return Launch(
+        kernel=name, grid=grid, accesses=0, lanes=0, findings=(), undecided=(doubt,)
+    )
 
 
 def _lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:

@@ -15,6 +15,7 @@ from invariants.memory.frames import (
     UndecidedError,
     Value,
     joined,
+    known_end,
     picked,
 )
 from invariants.memory.integers import add, multiply
@@ -69,7 +70,7 @@ class _Counter:
 
 def loop(run: Run, operation: Operation, frame: Frame) -> None:
     """`scf.for`."""
-    counter = _counter(operation, frame)
+    counter = _counter(run, operation, frame)
     block = operation.regions[0][0]
     needed = run.kernel.slice.values
     arguments = block.arguments[1:]
@@ -88,13 +89,11 @@ def loop(run: Run, operation: Operation, frame: Frame) -> None:
         _trip_by_trip(run, block, frame, counter, carried)
 
 
-def _counter(operation: Operation, frame: Frame) -> _Counter:
+def _counter(run: Run, operation: Operation, frame: Frame) -> _Counter:
     bounds = [frame.lanes(each) for each in operation.operands[:3]]
-    for each in bounds:
+    for number, each in zip(operation.operands, bounds, strict=False):
         if each.unknown is not None and bool(each.unknown.any()):
-            raise UndecidedError(
-                "a loop's bounds depend on what is not computed", operation
-            )
+            raise UndecidedError(*run.depends("a loop's bound", number, operation))
         if each.exact is not None:
             raise UndecidedError("a loop's bounds have wrapped", operation)
     low, high, step = (each.dense() for each in bounds)
@@ -241,11 +240,10 @@ def loop_while(run: Run, operation: Operation, frame: Frame) -> None:
         test = frame.child(None if len(rows) == total else rows)
         test.values.update(state)
         end = run.block(before, test)
-        assert end is not None
-        condition, *passed = end.operands
+        condition, *passed = known_end(end, operation).operands
         truth = test.lanes(condition)
         if truth.unknown is not None and bool(truth.unknown.any()):
-            raise UndecidedError("a loop depends on what is not computed", operation)
+            raise UndecidedError(*run.depends("a loop", condition, operation))
         on = np.broadcast_to(truth.dense(), (len(rows),))
         stop, stay = np.flatnonzero(~on), np.flatnonzero(on)
         for result, value in zip(operation.results, passed, strict=True):
@@ -258,10 +256,11 @@ def loop_while(run: Run, operation: Operation, frame: Frame) -> None:
             if argument in needed:
                 body.values[argument] = picked(test.get(value), stay)
         close = run.block(after, body)
-        assert close is not None
         state = {
             argument: body.get(value)
-            for argument, value in zip(before.arguments, close.operands, strict=True)
+            for argument, value in zip(
+                before.arguments, known_end(close, operation).operands, strict=True
+            )
             if argument in needed
         }
         rows = rows[stay]

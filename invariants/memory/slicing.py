@@ -13,6 +13,15 @@ from invariants.memory.ttir import Block, Function, Module, Operation
 
 _MEMORY = ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas")
 _ENDS = ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return")
+# Of those that have no results, or have to do with pointers or with regions.
+_TOUCH_NOTHING = frozenset(
+    (
+        *("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans"),
+        *("tt.addptr", "tt.bitcast", "tt.int_to_ptr", "tt.ptr_to_int"),
+        *("arith.select", "tt.reduce", "tt.scan", "tt.return", "tt.call"),
+        *("gpu.barrier", "ttg.barrier", "tt.print", "tt.assert", "llvm.intr.assume"),
+    )
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +107,11 @@ class _Needed:
             self.values.update(operation.operands)
         elif name in _ENDS:
             self.operations.add(id(operation))
-        elif wanted or (self._computes_floats and _may_touch_memory(operation)):
+        elif (
+            wanted
+            or may_touch_memory(operation)
+            or (self._computes_floats and _impure_assembly(operation))
+        ):
             self.operations.add(id(operation))
             self._plain(operation)
 
@@ -184,7 +197,17 @@ class _Needed:
         )
 
 
-def _may_touch_memory(operation: Operation) -> bool:
+def may_touch_memory(operation: Operation) -> bool:
+    """Whether an operation that nobody knows could do more than compute."""
+    if operation.name in _TOUCH_NOTHING or operation.name in _MEMORY:
+        return False
+    if operation.name.startswith(("scf.", "cf.")) or operation.name in _ENDS:
+        return False
+    pointers = any(each.pointer or "!" in each.element for each in operation.types)
+    return pointers or not operation.results or bool(operation.regions)
+
+
+def _impure_assembly(operation: Operation) -> bool:
     """Whether it is assembly that does more than compute and wait for other kernels."""
     inline = operation.name == "tt.elementwise_inline_asm"
     pure = "pure = true" in operation.text or "griddepcontrol" in operation.text

@@ -372,6 +372,8 @@ class _Reader:
             carried = re.findall(rf"({_ID}) = ({_ID})", head_text)
             names = [start for _, start in carried]
             first = tuple(self._number(name, inner) for name, _ in carried)
+        elif not (operation.name == "scf.if" or text.endswith("(")):
+            raise TtirError(f"{operation.name} has regions and is not known")
         else:
             names = _VALUE.findall(text.split(" -> ")[0])
             if operation.name == "scf.if" and " -> " in text:
@@ -387,7 +389,7 @@ class _Reader:
             self._at += 1
             operation.regions.append(self._region(scope, ()))
         operation.location = _location(tail) or operation.location
-        if operation.name.startswith("tt."):
+        if text.endswith("("):
             closing = _LOCATION.sub("", tail).lstrip("})")
             _, signature = _signature(closing)
             operation.types = _types(signature)
