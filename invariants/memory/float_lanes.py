@@ -159,7 +159,8 @@ def expanded(value: Floats, shape: tuple[int, ...]) -> Floats:
 
 
 def _broadcast(operation: Operation, value: Floats) -> Floats:
-    return replace(value, shape=operation.types[-1].shape)
+    shape = operation.types[-1].shape
+    return Floats(shape, value.element, value.array, value.unknown)
 
 
 def _expand_dims(operation: Operation, value: Floats) -> Floats:

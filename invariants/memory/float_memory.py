@@ -35,8 +35,10 @@ def load(run: Run, operation: Operation, frame: Frame) -> None:
     usable = access.judged(run, frame, wanted=wanted)
     if not wanted:
         return
-    kind = operation.types[0]
-    source = _Source(access.pointer, kind.element, usable, access.mask)
+    kind, mask = operation.types[0], access.mask
+    if usable is not None and usable.all() and (mask is None or mask.unknown is None):
+        usable = None
+    source = _Source(access.pointer, kind.element, usable, mask)
     if kind.element not in float_types.DTYPES:
         run.doubt(f"numbers of type {kind.element} are not computed", operation)
         frame.values[result] = float_types.not_known("f32", kind.shape)
@@ -67,8 +69,6 @@ class _Source:
         array = float_types.of_bits(bits, self.element)
         if self.usable is None:
             return self._result(array, doubt)
-        if self.usable.all() and self._mask_known:
-            return self._result(array, doubt)
         usable = float_types.tensor_of(self.usable)
         rank = len(shape)
         if other is None:
@@ -84,10 +84,6 @@ class _Source:
             doubt = either(doubt, kept if bool(kept.any()) else None)
             doubt = either(doubt, doubt_of(self.mask, rank))
         return self._result(array, doubt)
-
-    @property
-    def _mask_known(self) -> bool:
-        return self.mask is None or self.mask.unknown is None
 
     def _result(self, array: torch.Tensor, doubt: torch.Tensor | None) -> Floats:
         if doubt is not None:

@@ -176,8 +176,9 @@ def _convert(operation: Operation) -> Step:
 
     def step(_: Run, frame: Frame) -> None:
         value = frame.floats(number)
-        array = change(value.array, element)
-        frame.values[result] = replace(value, element=element, array=array)
+        frame.values[result] = Floats(
+            value.shape, element, change(value.array, element), value.unknown
+        )
 
     return step
 

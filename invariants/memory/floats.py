@@ -43,11 +43,7 @@ def taken(floats: Floats, rows: NDArray[np.intp]) -> Floats:
     def of(array: torch.Tensor) -> torch.Tensor:
         return array if array.shape[0] == 1 else array[rows]
 
-    return replace(
-        floats,
-        array=of(floats.array),
-        unknown=None if floats.unknown is None else of(floats.unknown),
-    )
+    return rearranged(floats, floats.shape, of)
 
 
 def merged(rows: int, pieces: list[tuple[NDArray[np.intp], Floats]]) -> Floats:
@@ -69,11 +65,12 @@ def rearranged(
     of: Callable[[torch.Tensor], torch.Tensor],
 ) -> Floats:
     """Apply one rearrangement of lanes to everything that is known of them."""
-    return replace(
-        floats,
-        shape=shape,
-        array=of(floats.array),
-        unknown=None if floats.unknown is None else of(floats.unknown),
+    unknown = floats.unknown
+    return Floats(
+        shape,
+        floats.element,
+        of(floats.array),
+        None if unknown is None else of(unknown),
     )
 
 
