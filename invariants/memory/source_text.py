@@ -1,8 +1,8 @@
 """The source expression that an operation of a kernel comes from, on one line.
 
-Triton notes where the compiler was: up to 3.8 at the last argument of a call, or the
-right side of an operator; from 3.9 on, at the start of the statement, columns from 1.
-So the operation's own name decides which of the expressions around a place is meant.
+Triton 3.6 and 3.7 note where the compiler was last: at the last argument of a call, or
+the right side of an operator. 3.9 notes where the expression starts, with columns from
+1. So the operation's own name decides which of the expressions around a place is meant.
 """
 
 from __future__ import annotations
@@ -56,12 +56,7 @@ def expression_at(file: str, line: int, column: int, operation: str) -> str:
         return linecache.getline(file, line).strip()
     statement = min(statements, key=_size)
     inside = [node for node in ast.walk(statement) if _made(node, operation)]
-    meant = [
-        node
-        for node in inside
-        if not isinstance(node, ast.BinOp)
-        or (node.right.lineno, node.right.col_offset) == (line, column)
-    ]
+    meant = [node for node in inside if _noted(node, line, column)]
     close = [node for node in meant if _contains(node, line, column)]
     if close:
         return _one_line(min(close, key=_size))
@@ -88,6 +83,17 @@ def _contains(node: ast.AST, line: int, column: int) -> bool:
         return False
     end = (node.end_lineno or node.lineno, node.end_col_offset or 0)
     return (node.lineno, node.col_offset) <= (line, column) < end
+
+
+def _noted(node: ast.AST, line: int, column: int) -> bool:
+    """Whether a place may be that of this node."""
+    if not isinstance(node, ast.BinOp):
+        return True
+    right = node.right
+    return (line, column) in {
+        (right.lineno, right.col_offset),
+        (node.lineno, node.col_offset + 1),
+    }
 
 
 def _size(node: ast.AST) -> tuple[int, int]:
