@@ -284,8 +284,13 @@ KERNELS: dict[str, tuple[Callable[..., Outcome], tuple[Any, ...], str, str, str]
 
 
 @pytest.fixture(scope="module", params=["0.33.0", "0.20.1"])
-def tree(request: pytest.FixtureRequest) -> Iterator[Elsewhere]:
-    with Elsewhere(request.param) as running:
+def release(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tree(release: str) -> Iterator[Elsewhere]:
+    with Elsewhere(release) as running:
         yield running
 
 
@@ -354,3 +359,16 @@ def test_attention_equals_dense_attention(
     assert max(outcome.excess.values()) == 0.0
     split = {"unified_3d", "control_fixed"}
     assert len(outcome.launches) == 1 + (kernel in split)
+
+
+@pytest.mark.subject
+@pytest.mark.network
+def test_a_fault_of_a_release_shows_in_its_values(
+    tree: Elsewhere, release: str
+) -> None:
+    # 0.20.1 takes 0 for the maximum of a tile whose keys a window hides, and weights
+    # of scores below -88 vanish beside it: rows become NaN. 0.33.0 keeps -inf.
+    assert_right(tree.call(value_attention.after_a_masked_tile, 1.0))
+    strong = tree.call(value_attention.after_a_masked_tile, 20.0)
+    assert (strong.findings, strong.undecided) == ((), ())
+    assert (strong.excess["output"] > 1.0) == (release == "0.20.1")

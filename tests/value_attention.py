@@ -13,7 +13,7 @@ from fuzz.execution import Executor
 from invariants.memory.launches import checked_launches
 from invariants.memory.regions import Memory
 from invariants.verify_case import Case, geometry
-from tests.value_launches import Outcome, changed, outcome
+from tests.value_launches import Outcome, changed, excess, outcome, unit
 
 UNIFIED = "vllm.v1.attention.ops.triton_unified_attention"
 CONTROL = "fuzz.targets._splitkv_control"
@@ -33,7 +33,7 @@ def attention(
     from fuzz.targets._verify_batch import make_batch
 
     contents = paged.draw_contents(case)
-    batch = make_batch(case, contents)
+    batch = make_batch(case, contents.query)
     control = case.kernel.startswith("control")
     kernel = "splitkv_control_partial" if control else "kernel_unified_attention"
     memory = Memory()
@@ -128,3 +128,51 @@ def _unified(case: Case, batch: Any, views: Any) -> None:
         v_scale_cache=views.value_scale,
         **scratch,
     )
+
+
+def after_a_masked_tile(_: Executor, strength: float) -> Outcome:
+    """A sliding window that hides all of the first tile from the last queries.
+
+    Args:
+        _: Unused.
+        strength: Of the queries; scores are about -11 times as much.
+    """
+    tokens, queries, size, window, slots = 72, 16, 32, 4, 16
+    generator = torch.Generator().manual_seed(1)
+
+    def normal() -> torch.Tensor:
+        return torch.randn(6, slots, 1, size, generator=generator)
+
+    query = torch.full((queries, 1, size), -strength).to(torch.bfloat16)
+    key = (normal() / 10 + 2).to(torch.bfloat16)
+    value = normal().to(torch.bfloat16)
+    out = torch.zeros_like(query)
+    with checked_launches(values=True) as log:
+        importlib.import_module(UNIFIED).unified_attention(
+            q=query,
+            k=key,
+            v=value,
+            out=out,
+            cu_seqlens_q=torch.tensor([0, queries], dtype=torch.int32),
+            max_seqlen_q=queries,
+            seqused_k=torch.tensor([tokens], dtype=torch.int32),
+            max_seqlen_k=tokens,
+            softmax_scale=size**-0.5,
+            causal=True,
+            window_size=(window - 1, 0),
+            block_table=torch.arange(6, dtype=torch.int32)[None],
+            softcap=0,
+            q_descale=None,
+            k_descale=None,
+            v_descale=None,
+        )
+    keys, values = (each.flatten(0, 2)[:tokens].double() for each in (key, value))
+    score = query[:, 0].double() @ keys.T * size**-0.5
+    at, position = torch.arange(tokens), torch.arange(tokens - queries, tokens)[:, None]
+    hidden = (at > position) | (at <= position - window)
+    want = score.masked_fill(hidden, -torch.inf).softmax(-1) @ values
+    # Weights are rounded to bf16, scores to float32 before the exponential.
+    step = torch.finfo(torch.float32).eps / 2
+    relative = unit(torch.bfloat16) + float(score.abs().max()) * (size + 4) * step
+    inner = torch.full_like(want, relative * float(values.abs().max()))
+    return outcome(log, output=excess(out[:, 0], want, inner))

@@ -76,7 +76,8 @@ def checked_launches(
     Args:
         memory: What is known of the tensors beforehand.
         values: Whether floats are computed too, in value mode, so that outputs land in
-            their tensors; else only what addresses, masks and integers need.
+            their tensors; else only what addresses, masks and integers need. Launches
+            that hand floats to each other need one mode: in the other, none land.
     """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
