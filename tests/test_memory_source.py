@@ -20,8 +20,8 @@ def kernel(p, q, n, stride):
     for i in tl.range(0, (n + 1) * stride):
         tl.atomic_add(p + i * stride + i, 1)
     value = helper(p, n)
-    kept = a_name_as_well.load(
-        p_with_a_long_name + first_offset * first_stride + last_offset * last_stride + one
+    kept = a_longer_name_as_well.load(
+        p_with_a_long_name + first_offset * first_stride + last_offset * last_stride
     )
 """
 
@@ -80,7 +80,9 @@ def test_the_expression_that_is_meant(
 def test_what_is_long_is_cut(file: str) -> None:
     text = expression_at(file, *place("p_with", 15), "tt.load")
     assert len(text) == 100
-    assert text.startswith("a_name_as_well.load(p_with_a_long_name + first_offset")
+    assert text.startswith(
+        "a_longer_name_as_well.load(p_with_a_long_name + first_offset"
+    )
     assert text.endswith("…")
 
 

@@ -196,7 +196,9 @@ def _nonzero(values: Ints) -> Ints:
 
 def _divide(a: Ints, b: Ints, bits: int) -> Ints:
     b = _nonzero(b)
-    quotient = a // b
+    # The smallest number divided by -1 is itself.
+    with np.errstate(over="ignore"):
+        quotient = a // b
     quotient += (quotient < 0) & (quotient * b != a)
     return wrapped(quotient, bits)
 
