@@ -2,7 +2,7 @@
 
 # Kernels are read by Triton's compiler, which annotations would tell something; their
 # upper-case parameters are compiled in.
-# ruff: noqa: ANN001, ANN201, N803, PLR0917
+# ruff: noqa: ANN001, ANN201, N803, PLR0917, SIM108
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
@@ -254,3 +254,37 @@ def searched(out, starts, source, count, N: tl.constexpr):
     first = tl.argmax(many, 0) + low
     total = tl.sum(tl.cumsum(many, 0), 0) % N
     tl.store(out + row * N + lanes, tl.load(source + first + total + lanes))
+
+
+@triton.jit
+def same_in_the_end(out):
+    # Two programs store different numbers, and both leave the same one.
+    tl.store(out, tl.program_id(0))
+    tl.store(out, 7)
+
+
+@triton.jit
+def bytes_of_either(out, words, small, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    by_bytes = words.to(tl.pointer_type(tl.int8))
+    chosen = tl.where(lanes % 2 == 0, by_bytes + lanes, small + lanes)
+    tl.store(out + lanes, tl.load(chosen).to(tl.int32))
+
+
+@triton.jit
+def pointer_of_a_branch(out, words, small, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    if tl.program_id(0) == 0:
+        start = words.to(tl.pointer_type(tl.int8)) + 1
+    else:
+        start = small
+    found = tl.load(start + lanes)
+    tl.store(out + tl.program_id(0) * N + lanes, found.to(tl.int32))
+
+
+@triton.jit
+def unsigned_loop(out, first, last):
+    total = 0
+    for _ in range(first.to(tl.uint32), last.to(tl.uint32)):
+        total += 1
+    tl.store(out, total)

@@ -189,3 +189,33 @@ def unknown_address() -> Launch:
 def shift(amount: int, size: int) -> Launch:
     source = torch.empty(size, dtype=torch.int8, device="meta")
     return launched("shifted", (1,), ints(4), source, amount, N=4)
+
+
+def same_in_the_end() -> list[int]:
+    out = ints(1)
+    return right(launched("same_in_the_end", (3,), out), out)
+
+
+def bytes_of_either() -> list[int]:
+    """Lanes that point into tensors of other element sizes."""
+    out, words = ints(4), torch.tensor([1 + 2 * 256 + 3 * 65536], dtype=torch.int32)
+    small = torch.arange(10, 14, dtype=torch.int8)
+    return right(launched("bytes_of_either", (1,), out, words, small, N=4), out)
+
+
+def pointer_of_a_branch() -> list[int]:
+    """Programs that point into tensors of other element sizes."""
+    out, words = ints(2, 2), torch.tensor([1 + 2 * 256 + 3 * 65536], dtype=torch.int32)
+    small = torch.arange(10, 14, dtype=torch.int8)
+    return right(launched("pointer_of_a_branch", (2,), out, words, small, N=2), out)
+
+
+def unsigned_loop(first: int, last: int) -> list[int]:
+    out = ints(1)
+    return right(launched("unsigned_loop", (1,), out, first, last), out)
+
+
+def virtual_store() -> Launch:
+    """A store to memory that only has addresses."""
+    out = torch.empty(8, dtype=torch.int32, device="meta")
+    return launched("fill", (1,), out, 9, N=16)

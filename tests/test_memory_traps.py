@@ -27,6 +27,9 @@ from tests.memory_child import in_child
         (traps.heuristic, [1, 2, 3, 4, 5, 0, 0, 0]),
         (traps.calls, [14]),
         (traps.trips, [20, 21, 22, 23, 13]),
+        (traps.same_in_the_end, [7]),
+        (traps.bytes_of_either, [1, 11, 3, 13]),
+        (traps.pointer_of_a_branch, [2, 3, 10, 11]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -93,3 +96,15 @@ def test_shifts_of_64_bits() -> None:
     assert finding.value == 2**62
     (finding,) = in_child(traps.shift, 63, 1000).findings
     assert finding.value == -(2**63)
+
+
+def test_loops_count_signed_numbers_as_the_compiler_says() -> None:
+    assert in_child(traps.unsigned_loop, 2, 6) == [4]
+    assert in_child(traps.unsigned_loop, -6, -2) == [4]
+
+
+def test_memory_without_content_is_judged_all_the_same() -> None:
+    launch = in_child(traps.virtual_store)
+    assert launch.undecided == ()
+    (finding,) = launch.findings
+    assert (finding.kind, finding.lane, finding.lanes) == ("outside the view", (8,), 1)

@@ -47,6 +47,12 @@ def test_it_is_named_and_its_place_is_told() -> None:
         assert all("memory_kernels.py:" in each for each in places), line
 
 
+def test_a_call_is_one_of_them() -> None:
+    """The planted kernel has a device function that was not inlined."""
+    names = [name for name, _, _ in in_child(all_renamed, "nested_calls")]
+    assert "unheard.call" in names
+
+
 def test_what_may_store_is_not_passed_over() -> None:
     stored = [
         after

@@ -97,6 +97,8 @@ def _counter(run: Run, operation: Operation, frame: Frame) -> _Counter:
         if each.exact is not None:
             raise UndecidedError("a loop's bounds have wrapped", operation)
     low, high, step = (each.dense() for each in bounds)
+    if operation.text.startswith("unsigned ") and bool(((low < 0) | (high < 0)).any()):
+        raise UndecidedError("an unsigned loop's bound is negative", operation)
     if bool((step <= 0).any()):
         raise UndecidedError("a loop's step is not positive", operation)
     trips = np.maximum(-((low - high) // step), 0)
