@@ -72,6 +72,9 @@ class Observation:
     twin_differs: int | None = None
 
 
+# Its name in a target that holds one in an observation of its own.
+LaunchObservation = Observation
+
 PAST_ELEMENTS = "block offset beyond 2^31 elements"
 PAST_BYTES = "block offset beyond 2^31 bytes, not elements"
 PAST_SCALES = "scale offset beyond 2^31"
@@ -158,7 +161,7 @@ def judge(case: Case, observation: Observation | Death) -> Judgement:
             labels=frozenset(),
             skipped=observation.skipped,
         )
-    labels = _labels(case, observation)
+    labels = boundaries(case, observation)
     if case.kernel == "control_fixed":
         return _judge_arms(case, observation, labels)
     if observation.raised is not None:
@@ -251,7 +254,7 @@ def _violation(
     )
 
 
-def _labels(case: Case, observation: Observation) -> frozenset[str]:
+def boundaries(case: Case, observation: Observation) -> frozenset[str]:
     """Boundaries that this launch showed."""
     offset = case.top_block * observation.block_stride
     heads = (case.shape.kv_heads - 1) * observation.head_stride

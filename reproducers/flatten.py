@@ -264,15 +264,17 @@ def _cut_lines(
         cut[number] = None
 
 
-def assignment(source: Source, name: str) -> str:
+def assignment(source: Source, name: str, *, default: str | None = None) -> str:
     """The text of a module's top-level assignment to a name.
 
     Raises:
-        ScriptError: When there is none.
+        ScriptError: When there is none, and no default.
     """
     for node in source.tree.body:
         if name in _assigned(node):
             return ast.get_source_segment(source.text, node) or ""
+    if default is not None:
+        return default
     raise ScriptError(f"{source.name} assigns no {name}")
 
 

@@ -4,12 +4,14 @@ The project modules that a case needs are flattened below its case; no module of
 target is imported for it. Same case and same sources give the same bytes.
 """
 
+import ast
 import json
 import textwrap
 from pathlib import Path
 
 import fuzz.targets
 from fuzz.execution import split_site
+from invariants.model import FaultKey
 from reproducers.case_file import Saved
 from reproducers.display import harmless
 from reproducers.flatten import (
@@ -111,8 +113,9 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     Raises:
         ScriptError: When the modules cannot stand in one file.
     """
-    target = saved.target
     roots = project_roots() if roots is None else roots
+    shown = _shown_as(saved, roots)
+    target = shown.target
     target_source = load(f"fuzz.targets.{target}", roots)
     shared = ordered((f"invariants.{target}", "reproducers.standalone"), roots)
     names = {source.name for source in shared}
@@ -124,8 +127,6 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     check_names([*shared, *below])
     # What a target declares of its process, the first process needs too.
     runtime = assignment(target_source, "RUNTIME")
-    # Of a fault beside a known one the fixed arm fails too, and with the same key.
-    site, _ = split_site(saved.site)
     parts = [_docstring(saved, isolated="isolated=True" in runtime)]
     if needs_future_annotations([*shared, *below]):
         parts.append("from __future__ import annotations\n")
@@ -136,10 +137,10 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
         f"{runtime}\n",
         ARMS.format(
             target=target,
-            invariant=saved.invariant,
-            origin=saved.origin,
-            site=site,
-            exception=saved.exception,
+            invariant=shown.invariant,
+            origin=shown.origin,
+            site=shown.site,
+            exception=shown.exception,
         ),
         *(section(source) for source in boot),
         _heading("vLLM can be imported from here on"),
@@ -152,6 +153,30 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     compile(text, f"repro.py of {saved.id}", "exec", dont_inherit=True)
     return text
+
+
+def _shown_as(saved: Saved, roots: tuple[Path, ...]) -> FaultKey:
+    """What the script claims: the fault, or what stands in for it.
+
+    The memory checker is no part of a script: its targets name one whose process dies
+    of the same access (`STAND_IN`: target, law, ending), and which takes the same case.
+    """
+    target, invariant, exception = saved.target, saved.invariant, saved.exception
+    # Of a fault beside a known one the fixed arm fails too, and with the same key.
+    site, _ = split_site(saved.site)
+    declared = assignment(load(f"fuzz.targets.{target}", roots), "STAND_IN", default="")
+    if declared:
+        target, invariant, exception = ast.literal_eval(
+            declared.partition("=")[2].strip()
+        )
+        site = site.partition(": ")[0]
+    return FaultKey(
+        target=target,
+        invariant=invariant,
+        origin=saved.origin,
+        site=site,
+        exception=exception,
+    )
 
 
 def _fixes(target: str, roots: tuple[Path, ...]) -> tuple[str, ...]:

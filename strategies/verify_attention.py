@@ -77,13 +77,14 @@ def cases(
             max_columns=max_columns,
         )
     )
-    boundaries = _PLANE_BOUNDARIES if small.order == "planes" else _BOUNDARIES
     boundary = draw(
-        st.sampled_from(boundaries if kernel != "control_fixed" else ("small",))
+        st.sampled_from(
+            boundaries_of(small) if kernel != "control_fixed" else ("small",)
+        )
     )
     if boundary == "small":
         return small
-    return _lifted(small, _pool_blocks(small, boundary, draw(st.sampled_from(_BEYOND))))
+    return lifted(small, pool_blocks(small, boundary, draw(st.sampled_from(_BEYOND))))
 
 
 @st.composite
@@ -95,7 +96,7 @@ def control_cases(draw: st.DrawFn) -> Case:
         )
     )
     needed = len(set(small.layout.owned_ids()))
-    return _lifted(small, _pool_blocks(small, "elements", 2 + needed))
+    return lifted(small, pool_blocks(small, "elements", 2 + needed))
 
 
 @st.composite
@@ -130,7 +131,7 @@ def _small_cases(
         )
     )
     shape = draw(kernel_shapes(min_head_size=32 if wired else 16))
-    queries = _query_lens(draw, layout)
+    queries = query_lens(draw, layout)
     # Wired ones split the keys into 16 segments (NUM_PAR_SOFTMAX_SEGMENTS).
     splits = {"unified_2d": 0, "spec_decode_attn": 0}.get(kernel, 16 if wired else 4)
     shape, queries = _affordable(shape, queries, layout, splits=splits)
@@ -149,7 +150,7 @@ def _small_cases(
         shape=shape,
         layout=layout,
         query_lens=queries,
-        window=_window(draw, layout, queries, plain=plain),
+        window=sliding_window(draw, layout, queries, plain=plain),
         page="halves" if wired else draw(st.sampled_from(_PAGES)),
         order=order,
         layers=1 if bare else draw(st.sampled_from((1, 1, 1, 5))),
@@ -159,7 +160,12 @@ def _small_cases(
     )
 
 
-def _query_lens(draw: st.DrawFn, layout: PrefixLayout) -> tuple[int, ...]:
+def boundaries_of(case: Case) -> tuple[str, ...]:
+    """Where the top of a case's pool may be; see `pool_blocks`."""
+    return _PLANE_BOUNDARIES if case.order == "planes" else _BOUNDARIES
+
+
+def query_lens(draw: st.DrawFn, layout: PrefixLayout) -> tuple[int, ...]:
     """Query tokens of each row: one and k drafts in all, or any number in each."""
     limits = [
         min(MAX_QUERY, tokens - layout.forgotten_tokens(row))
@@ -208,7 +214,7 @@ def _affordable(
     return replace(shape, kv_heads=kv_heads, queries_per_kv=group), queries
 
 
-def _window(
+def sliding_window(
     draw: st.DrawFn, layout: PrefixLayout, queries: tuple[int, ...], *, plain: bool
 ) -> int:
     """A sliding window that sees no forgotten token; 0 is none."""
@@ -226,7 +232,7 @@ def _window(
     return draw(st.sampled_from((0, 0, 0, 0, 1, 2, 15, 16, 17, 33)))
 
 
-def _pool_blocks(case: Case, boundary: str, beyond: int) -> int:
+def pool_blocks(case: Case, boundary: str, beyond: int) -> int:
     """Blocks of a pool whose last block lies beyond a boundary; at most what fits."""
     place = geometry(case)
     last = max(case.shape.kv_heads - 1, 1)
@@ -246,7 +252,7 @@ def _pool_blocks(case: Case, boundary: str, beyond: int) -> int:
     return max(min(-(-limit // stride) + beyond, fits), case.layout.pool_blocks)
 
 
-def _lifted(case: Case, pool_blocks: int) -> Case:
+def lifted(case: Case, pool_blocks: int) -> Case:
     """The same launch with its blocks as far below the end of a larger pool."""
     layout = case.layout
     shift = pool_blocks - layout.pool_blocks

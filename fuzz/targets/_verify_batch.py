@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from fuzz.targets._paged_cache import Contents
 from invariants.scheduling import NULL_BLOCK
 from invariants.verify_case import Case
 
@@ -46,9 +45,14 @@ class Batch:
         }
 
 
-def make_batch(case: Case, contents: Contents) -> Batch:
-    tokens, heads, size = contents.query.shape
-    query = contents.query
+def make_batch(case: Case, query: torch.Tensor) -> Batch:
+    """Tensors of a case's launch.
+
+    Args:
+        case: The launch.
+        query: ``[tokens, heads, head_size]``, which is copied.
+    """
+    tokens, heads, size = query.shape
     if case.fused_query:
         # Query, keys and values of a token lie side by side after the projection.
         fused = torch.full(

@@ -1,0 +1,16 @@
+"""Attention kernels under the memory checker: every access of every program."""
+
+from fuzz.campaign import Campaign
+
+# A case costs ten times what one of the plainer targets does.
+SHARE = 0.3
+
+
+def test_contract(campaign: Campaign) -> None:
+    """Kernels on pools of any geometry that the wrapper's asserts allow."""
+    campaign.search("attention_memory", origin="contract", share=SHARE)
+
+
+def test_wired(campaign: Campaign) -> None:
+    """Kernels on pools, scratch and metadata that the release itself makes."""
+    campaign.search("attention_memory", origin="wired", share=SHARE)

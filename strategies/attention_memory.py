@@ -1,0 +1,114 @@
+"""Launches of attention kernels for the memory checker.
+
+Every new combination of sizes that are compiled in costs as much as a hundred launches:
+those come from a short list, and everything else (rows, lengths, blocks, the pool's
+size) is drawn freely.
+"""
+
+from hypothesis import strategies as st
+
+from invariants.kernel_shapes import KernelShape
+from invariants.model import Origin
+from invariants.scheduling import PrefixLayout
+from invariants.verify_case import CacheDtype, Case, Dtype, Kernel, Order, Page
+from strategies import verify_attention
+from strategies.prefix_layouts import prefix_layouts
+from strategies.verify_attention import (
+    boundaries_of,
+    lifted,
+    pool_blocks,
+    query_lens,
+    sliding_window,
+)
+
+control_cases = verify_attention.control_cases
+
+# Types of elements and cache, KV heads, queries for each, head and block size, page.
+_Configuration = tuple[Dtype, CacheDtype, int, int, int, int, Page, Order]
+_WIRED: tuple[_Configuration, ...] = (
+    ("bfloat16", "auto", 2, 4, 64, 16, "halves", "tokens"),
+    ("bfloat16", "auto", 1, 2, 32, 48, "halves", "heads"),
+    ("float16", "auto", 2, 8, 256, 544, "halves", "tokens"),
+    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "halves", "planes"),
+    ("bfloat16", "int8_per_token_head", 4, 1, 128, 64, "halves", "heads"),
+    ("float16", "fp8_per_token_head", 3, 1, 64, 16, "halves", "tokens"),
+    ("bfloat16", "fp8", 2, 2, 128, 32, "halves", "tokens"),
+    ("bfloat16", "auto", 5, 1, 96, 16, "halves", "planes"),
+)
+_CONTRACT: tuple[_Configuration, ...] = (
+    ("float16", "auto", 1, 1, 16, 1, "halves", "tokens"),
+    ("bfloat16", "auto", 4, 6, 256, 880, "apart", "tokens"),
+    ("float32", "auto", 2, 2, 80, 7, "interleaved", "heads"),
+    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "apart", "planes"),
+    ("bfloat16", "int8_per_token_head", 4, 2, 64, 17, "interleaved", "tokens"),
+    ("float16", "fp8_per_token_head", 3, 1, 128, 33, "halves", "heads"),
+    ("bfloat16", "fp8", 2, 7, 64, 528, "apart", "heads"),
+    ("bfloat16", "auto", 3, 1, 96, 160, "interleaved", "planes"),
+)
+_CONTRACT_KERNELS: tuple[Kernel, ...] = ("unified_2d", "unified_3d")
+_LONG_TOKENS = 1700
+_SHORT_TOKENS = 96
+_BEYOND = (2, 1, 0, 13, 1000)
+
+
+@st.composite
+def cases(draw: st.DrawFn, *, origin: Origin, max_requests: int = 6) -> Case:
+    """Draw a launch of the tree's own kernels.
+
+    Args:
+        draw: Given by Hypothesis.
+        origin: Wired ones have what the release's backend allows.
+        max_requests: Rows of the batch, at most.
+    """
+    wired = origin == "wired"
+    dtype, cache, kv_heads, group, size, block, page, order = draw(
+        st.sampled_from(_WIRED if wired else _CONTRACT)
+    )
+    long_rows = draw(st.sampled_from((False, False, False, True)))
+    sharing = block <= 48 and not long_rows and draw(st.booleans())
+    layout = draw(
+        prefix_layouts(
+            min_requests=2 if sharing else 1,
+            max_requests=max_requests,
+            min_columns=2 if sharing else 1,
+            max_columns=8,
+            min_tokens=1,
+            max_tokens=_LONG_TOKENS if long_rows else _SHORT_TOKENS,
+            max_groups=1,
+            min_block_size=block,
+            max_block_size=block,
+            max_pool_blocks=40,
+            forgets=not sharing and draw(st.sampled_from((False,) * 7 + (True,))),
+        )
+    )
+    queries = query_lens(draw, layout)
+    bare = wired and order == "planes"
+    small = Case(
+        format_version=1,
+        origin=origin,
+        kernel="unified_3d" if wired else draw(st.sampled_from(_CONTRACT_KERNELS)),
+        dtype=dtype,
+        cache=cache,
+        shape=KernelShape(kv_heads=kv_heads, queries_per_kv=group, head_size=size),
+        layout=layout,
+        query_lens=queries,
+        window=_window(draw, layout, queries),
+        page=page,
+        order=order,
+        layers=1 if bare else draw(st.sampled_from((1, 1, 1, 5))),
+        padding=0 if bare else draw(st.sampled_from((0, 0, 0, 16))),
+        fused_query=draw(st.booleans()),
+        seed=0,
+    )
+    boundary = draw(st.sampled_from(boundaries_of(small)))
+    if boundary == "small":
+        return small
+    beyond = draw(st.sampled_from(_BEYOND))
+    return lifted(small, pool_blocks(small, boundary, beyond))
+
+
+def _window(draw: st.DrawFn, layout: PrefixLayout, queries: tuple[int, ...]) -> int:
+    """A sliding window, which is compiled in: one size, where the layout has none."""
+    if any(layout.forgotten_tokens(row) for row in range(len(queries))):
+        return sliding_window(draw, layout, queries, plain=False)
+    return draw(st.sampled_from((0, 0, 0, 33)))
