@@ -288,3 +288,14 @@ def unsigned_loop(out, first, last):
     for _ in range(first.to(tl.uint32), last.to(tl.uint32)):
         total += 1
     tl.store(out, total)
+
+
+@triton.jit
+def store_floats(out, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), 1.0)
+
+
+@triton.jit
+def by_index(out, source, index, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    tl.store(out + lanes, tl.load(source + tl.load(index + lanes)))

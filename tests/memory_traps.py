@@ -219,3 +219,17 @@ def virtual_store() -> Launch:
     """A store to memory that only has addresses."""
     out = torch.empty(8, dtype=torch.int32, device="meta")
     return launched("fill", (1,), out, 9, N=16)
+
+
+def floats_over_integers() -> Launches:
+    """Integers read beside, and at, where floats were stored, and after new ones."""
+    from tests import memory_kernels as kernels
+
+    held, out, source = ints(8), ints(4), ints(4)
+    with checked_launches() as log:
+        kernels.store_floats[(1,)](held.view(torch.float32), N=4)
+        kernels.by_index[(1,)](out, source, held[4:], N=4)
+        kernels.by_index[(1,)](out, source, held, N=4)
+        kernels.store_number[(4,)](held, 0)
+        kernels.by_index[(1,)](out, source, held, N=4)
+    return tuple(log.launches)

@@ -108,3 +108,10 @@ def test_memory_without_content_is_judged_all_the_same() -> None:
     assert launch.undecided == ()
     (finding,) = launch.findings
     assert (finding.kind, finding.lane, finding.lanes) == ("outside the view", (8,), 1)
+
+
+def test_where_floats_were_stored_no_integers_are_known() -> None:
+    _, beside, over, _, after = in_child(traps.floats_over_integers)
+    assert beside.undecided == after.undecided == ()
+    (doubt,) = over.undecided
+    assert doubt.reason == "its address depends on what is not computed"

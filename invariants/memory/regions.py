@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Runs of bytes kept apart where floats were stored; more are taken for one.
+_RUNS_MAX = 64
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
@@ -84,13 +87,33 @@ class Storage:
     Attributes:
         written: Of scratch, which bytes were stored to; None for other memory.
         doubtful: Bytes whose content is not computed here; None for none.
+        blurred: Runs of bytes, first and past the last, in which floats were stored
+            that are not computed either.
     """
 
     base: int
     content: NDArray[np.uint8]
     written: Bools | None = None
     doubtful: Bools | None = None
+    blurred: list[tuple[int, int]] = field(default_factory=list)
     elements: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+    def blur(self, first: int, last: int) -> None:
+        """Note that floats were stored somewhere from byte `first` to before `last`."""
+        near = [each for each in self.blurred if each[0] <= last and first <= each[1]]
+        if len(self.blurred) - len(near) >= _RUNS_MAX:
+            near = self.blurred
+        apart = [each for each in self.blurred if each not in near]
+        ends = [(first, last), *near]
+        self.blurred = [*apart, (min(a for a, _ in ends), max(b for _, b in ends))]
+
+    def sharpen(self) -> None:
+        """Turn blurred runs into doubtful bytes, which can be known again."""
+        if self.doubtful is None:
+            self.doubtful = np.zeros(len(self.content), dtype=np.bool_)
+        for first, last in self.blurred:
+            self.doubtful[first:last] = True
+        self.blurred = []
 
     def as_integers(self, bits: int) -> NDArray[Any]:
         """The bytes as signed integers of a width, whole ones only."""

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from invariants.memory.findings import Finding
 from invariants.memory.lane_checks import program_ids
-from invariants.memory.lanes import Array, Bools, Ints, Lanes, of_array, unknown
+from invariants.memory.lanes import (
+    Array,
+    Bools,
+    Ints,
+    Lanes,
+    either,
+    of_array,
+    unknown,
+)
 from invariants.memory.pointers import Pointer
 from invariants.memory.regions import Region, Storage
 from invariants.memory.ttir import Operation
@@ -175,6 +183,17 @@ class Stores:
             )
 
     @staticmethod
+    def blur(pointer: Pointer) -> None:
+        """Note that floats, which are not computed, were stored through a pointer."""
+        low = pointer.offset.low * pointer.unit_bytes
+        high = pointer.offset.high * pointer.unit_bytes + pointer.element_bytes
+        for region in pointer.regions:
+            if region is not None:
+                start = region.base - region.storage.base
+                first, last = max(low, 0), min(high, region.size_bytes)
+                region.storage.blur(start + first, start + max(first, last))
+
+    @staticmethod
     def update(target: Target, operands: list[Lanes], *, certain: bool) -> Lanes:
         """Apply an atomic lane by lane, in the order of programs.
 
@@ -290,10 +309,10 @@ def _by_region(
 
 
 def _doubt(storage: Storage, at: NDArray[np.int64]) -> Bools | None:
-    if storage.doubtful is None:
-        return None
-    held: Bools = storage.doubtful[at]
-    return held if held.any() else None
+    held: Bools | None = None if storage.doubtful is None else storage.doubtful[at]
+    for first, last in storage.blurred:
+        held = either(held, (at >= first) & (at < last))
+    return held if held is not None and held.any() else None
 
 
 def _vague(region: Region, at: Ints, size: int) -> bool:
@@ -301,13 +320,15 @@ def _vague(region: Region, at: Ints, size: int) -> bool:
     storage = region.storage
     if not len(storage.content) or bool((at % size).any()):
         return True
-    return storage.doubtful is not None and bool(storage.doubtful[at].any())
+    return _doubt(storage, at) is not None
 
 
 def _mark(storage: Storage, at: Ints, size: int, unsure: Bools) -> None:
     """Note which bytes are no longer known, and which are known again."""
     if not len(storage.content):
         return
+    if storage.blurred:
+        storage.sharpen()
     if storage.doubtful is None:
         if not bool(unsure.any()):
             return

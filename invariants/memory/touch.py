@@ -105,6 +105,8 @@ def store(run: Run, operation: Operation, frame: Frame) -> None:
         certain = frame.certain and (mask is None or mask.unknown is None)
         target = Target(operation, frame.programs, pointer, usable)
         run.stores.write(target, value, certain=certain)
+    else:
+        run.stores.blur(pointer)
 
 
 def atomic(run: Run, operation: Operation, frame: Frame) -> None:
@@ -117,6 +119,7 @@ def atomic(run: Run, operation: Operation, frame: Frame) -> None:
     wanted = result in run.kernel.slice.values
     if not pointer.integer:
         kind = operation.types[-1]
+        run.stores.blur(pointer)
         if wanted:
             frame.values[result] = unknown(kind.bits, kind.shape)
         return
