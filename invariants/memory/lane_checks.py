@@ -138,7 +138,7 @@ def _finding(
     element = _element(pointer, region, wrong, exact=False)
     limit = size
     if kind == "page not owned" and region.ownership is not None:
-        limit = int(region.ownership.pages(np.int64(element)))
+        limit = int(region.ownership.pages(np.asarray([element]))[0])
         state = region.ownership.states.get(limit, "nobody's or another's")
         text = f"element {element} is in page {limit}, which is {state}"
     elif kind == "outside the view" and 0 <= element < size:
