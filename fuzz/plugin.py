@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -21,8 +21,10 @@ from fuzz.controller import FINDING, SAVED_FAULTS, Controller, LedgerUnusable
 from fuzz.profiles import PROFILES, Profile, run_seed
 from fuzz.trees import Tree, TreeError, resolve
 from reports import store
+from reports.events import EventLog, Problem
 
 WORKER = pytest.StashKey[Worker]()
+RUN_FOLDER = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -160,7 +162,16 @@ def _check_shards(config: pytest.Config, profile: Profile) -> None:
         )
 
 
-def _resolved(config: pytest.Config) -> Tree:
+def _refuse(folder: Path, where: str, error: Exception) -> NoReturn:
+    """End a run that cannot begin; its report says why."""
+    log = EventLog(folder / "events-controller.jsonl")
+    log.write(Problem(where=where, message=str(error)))
+    log.close()
+    store.finish(folder)
+    pytest.exit(f"kvfuzz: {error}", returncode=2)
+
+
+def _resolved(config: pytest.Config, folder: Path) -> Tree:
     reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
     try:
         return resolve(
@@ -169,7 +180,7 @@ def _resolved(config: pytest.Config) -> Tree:
             progress=None if reporter is None else reporter.write_line,
         )
     except TreeError as error:
-        pytest.exit(f"kvfuzz: {error}", returncode=2)
+        _refuse(folder, "tree", error)
 
 
 def _new_run_folder() -> Path:
@@ -185,14 +196,22 @@ def _new_run_folder() -> Path:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options; in a worker, take the run from the controller."""
-    for folder in config.getoption("--targets"):
+    """Open the run's folder, check the options; a worker takes the controller's run."""
+    worker_input = getattr(config, "workerinput", None)
+    own_folders = config.getoption("--targets")
+    for folder in own_folders:
+        config.args += map(str, sorted((folder / "fuzz").glob("test_*.py")))
+    armed = _is_armed(config)
+    if armed and worker_input is None:
+        # Before any check: a run that cannot begin must not leave an older one the
+        # latest.
+        config.stash[RUN_FOLDER] = _new_run_folder()
+    for folder in own_folders:
         try:
             rooms.add_folder(folder)
         except rooms.RoomsError as error:
             raise pytest.UsageError(str(error)) from error
-        config.args += map(str, sorted((folder / "fuzz").glob("test_*.py")))
-    if not _is_armed(config):
+    if not armed:
         return
     profile = _chosen_profile(config)
     _check_shards(config, profile)
@@ -206,7 +225,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # Shards are few and long: hand them out one at a time.
     if getattr(config.option, "maxschedchunk", 1) is None:
         config.option.maxschedchunk = 1
-    worker_input = getattr(config, "workerinput", None)
     if worker_input is not None:
         run = Run.from_json(worker_input["kvfuzz"])
         _add_worker(config, run, f"{worker_input['workerid']}-{os.getpid()}")
@@ -235,19 +253,18 @@ def _add_worker(config: pytest.Config, run: Run, name: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In the controller: resolve the tree and open the run's folder."""
+    """In the controller: resolve the tree and describe the run to every process."""
     config = session.config
     if not _is_armed(config) or hasattr(config, "workerinput"):
         return
     profile = _chosen_profile(config)
-    tree = _resolved(config)
+    folder = config.stash[RUN_FOLDER]
+    tree = _resolved(config, folder)
     seed = run_seed(profile, given=config.getoption("--seed"))
-    # The folder first: a run that cannot begin must not leave an older one the latest.
-    folder = _new_run_folder()
     try:
         ledger = config.stash[SAVED_FAULTS].ledger(tree.version)
     except LedgerUnusable as error:
-        pytest.exit(f"kvfuzz: {error}", returncode=2)
+        _refuse(folder, "ledger", error)
     silenced = {record.id for record in ledger if record.expected != "fixed"}
     run = Run(
         id=folder.name,

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 
 from invariants.model import digest, encode
+from reports.decide import decide
+from reports.store import finish, load
+from tests.report_events import a_run, write
 from tests.toy_tree import BROKEN, GOOD, ROOT, TARGETS, Home, write_tree
 
 QUICK = ("--cases", "120", "--seed", "1")
@@ -354,6 +357,33 @@ def test_a_tree_that_is_not_there_exits_2(home: Home, tmp_path: Path) -> None:
     done = home.run(tmp_path / "nothing")
     assert done.returncode == 2
     assert "nothing" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--vllm", "nothing"), "problem in tree: --vllm"),
+        (("--shard-id", "9"), "neither report.json nor events"),
+    ],
+)
+def test_no_gate_takes_an_older_report_for_that_of_a_run_that_could_not_begin(
+    home: Home, good: Path, options: tuple[str, ...], told: str
+) -> None:
+    older = home.reports / "runs" / "older"
+    finish(write(older, a_run()))
+    assert decide(load(older), strict=False, whole=True).exit == 0
+    home.latest.symlink_to(older)
+    assert home.run(good, *options).returncode != 0
+    gate = subprocess.run(
+        [sys.executable, "-m", "reports", "gate"],
+        env=home.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert gate.returncode == 2
+    assert told in gate.stdout + gate.stderr
 
 
 def test_a_tree_without_the_function_under_test_proves_nothing(

@@ -157,6 +157,16 @@ def test_gate_writes_its_summary_where_it_is_told(
     assert "control not found: canary" in path.read_text()
 
 
+def test_gate_writes_its_summary_through_a_link(tmp_path: Path) -> None:
+    a_report()
+    file, link = tmp_path / "summary.md", tmp_path / "stdout"
+    file.write_text("")
+    link.symlink_to(file)
+    assert main(["gate", "--summary", str(link)]) == 0
+    assert link.is_symlink()
+    assert "kvfuzz passed" in file.read_text()
+
+
 def test_gate_that_cannot_write_its_summary_is_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
