@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 from invariants.memory.arguments import argument_value
@@ -27,23 +28,26 @@ _KERNELS_MAX = 1024
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What decides how a kernel is lowered; equal by function and specialisation."""
+    """What decides how a kernel is lowered; equal by functions and specialisation.
 
-    function: Any
+    Attributes:
+        functions: The kernel, and the device functions that it calls: one of those
+            may have been replaced by an edited one.
+    """
+
+    functions: tuple[Any, ...]
     key: str
     lower: Callable[[], str]
     values: bool
 
+    def _identity(self) -> tuple[object, ...]:
+        return (*(id(each) for each in self.functions), self.key, self.values)
+
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Request)
-            and self.function is other.function
-            and self.key == other.key
-            and self.values == other.values
-        )
+        return isinstance(other, _Request) and self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((id(self.function), self.key, self.values))
+        return hash(self._identity())
 
 
 @dataclass(eq=False)
@@ -127,7 +131,9 @@ def _launch(
         return _lowered(function, target, backend, packed)
 
     key = f"{specialization}{options}{_constants(bound, specialization)}"
-    request = _Request(function=function, key=key, lower=lower, values=values)
+    request = _Request(
+        functions=_with_callees(function), key=key, lower=lower, values=values
+    )
     if callable(grid):
         grid = grid(bound)
     x, y, z = (*(int(each) for each in grid), 1, 1)[:3]
@@ -154,6 +160,26 @@ def _launch(
             undecided=tuple(run.undecided.values()),
         )
     )
+
+
+def _with_callees(function: Any) -> tuple[Any, ...]:
+    """A JIT function and those that its code names, directly or through others."""
+    from triton.runtime.jit import JITFunction
+
+    found = [function]
+    for each in found:
+        plain = inspect.unwrap(each.fn)
+        names = plain.__code__.co_names
+        known = [plain.__globals__.get(name) for name in names]
+        # `module.function` names a module and an attribute of it.
+        modules = [value for value in known if isinstance(value, ModuleType)]
+        known += [vars(module).get(name) for module in modules for name in names]
+        for value in known:
+            if isinstance(value, JITFunction) and not any(
+                value is other for other in found
+            ):
+                found.append(value)
+    return tuple(found)
 
 
 def _constants(bound: dict[str, Any], specialization: list[Any]) -> str:
@@ -205,7 +231,7 @@ def _arguments(
 @lru_cache(maxsize=_KERNELS_MAX)
 def _kernel(request: _Request) -> Kernel:
     module = parse(request.lower())
-    name = _name(request.function)
+    name = _name(request.functions[0])
     return Kernel(name=name, module=module, values=request.values)
 
 
