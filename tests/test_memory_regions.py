@@ -130,3 +130,26 @@ def test_addresses_of_a_table() -> None:
     assert found[start].name == found[start + 8].name == "known"
     assert found[other + 4].size_bytes == 12
     assert 8 not in found
+
+
+def test_an_address_between_rows_of_one_view_is_in_the_view_that_has_it() -> None:
+    """Two states share pages of 8: three of the first, four of the second, padding."""
+    memory, pool = Memory(), torch.zeros((3, 8), dtype=torch.int16)
+    first, second = pool[:, :3], pool[:, 3:7]
+    for name, view in (("first", first), ("second", second)):
+        memory.table(view, name=name)
+    start = pool.data_ptr()
+    regions, which = memory.placed(start + 2 * np.arange(24))
+    names = [region.name if region else "" for region in regions]
+    page = ["first"] * 3 + ["second"] * 4
+    # The last padding lies past both views; the page of it belongs to their storage.
+    rest = f"memory at {start:#x}"
+    assert [names[at] for at in which] == [*page, "first", *page, "first", *page, rest]
+    (found,) = memory.at([start + 2 * 12]).values()
+    assert found.name == "second"
+
+
+def test_an_address_of_nothing_known_is_in_no_region() -> None:
+    regions, which = Memory().placed(np.array([[8, 16]]))
+    assert regions == (None,)
+    assert which.tolist() == [[0, 0]]

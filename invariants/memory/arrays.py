@@ -14,6 +14,7 @@ from invariants.memory import integers
 from invariants.memory.frames import UndecidedError
 from invariants.memory.lanes import (
     Array,
+    Ints,
     Lanes,
     constant,
     full,
@@ -29,6 +30,7 @@ from invariants.memory.ttir import Operation, Type
 if TYPE_CHECKING:
     from invariants.memory.execute import Run
     from invariants.memory.frames import Frame
+    from invariants.memory.regions import Memory, Region
 
 Value = Lanes | Pointer
 Step = Callable[["Run", "Frame"], None]
@@ -391,18 +393,21 @@ def _to_pointer(operation: Operation) -> Step:
     def step(run: Run, frame: Frame) -> None:
         address = frame.lanes(number)
         values = address.dense().astype(np.int64)
-        found = run.memory.at(int(each) for each in np.unique(values))
-        regions: list[Any] = [None]
-        which = np.zeros(values.shape, dtype=np.int64)
-        offset = np.zeros(values.shape, dtype=np.int64)
-        for each, region in found.items():
-            if region not in regions:
-                regions.append(region)
-            here = values == each
-            which[here] = regions.index(region)
-            offset[here] = each - region.base
+        if address.shape:
+            regions, which = run.memory.placed(values)
+        else:
+            regions, which = _found(run.memory, values)
+        bases = np.array([0 if each is None else each.base for each in regions])
+        offset = np.where(which == 0, 0, values - bases[which])
         shape = address.shape
-        placed = replace(of_array(offset, 64, shape), unknown=address.unknown)
+        placed = replace(
+            of_array(offset, 64, shape),
+            unknown=address.unknown,
+            wrap=address.wrap,
+            exact=None
+            if address.exact is None
+            else (address.exact_or_dense() - bases[which],),
+        )
         single = len(regions) == 2 and bool((which == 1).all())
         frame.values[result] = Pointer(
             regions=tuple(regions[1:] if single else regions),
@@ -414,6 +419,17 @@ def _to_pointer(operation: Operation) -> Step:
         )
 
     return step
+
+
+def _found(memory: Memory, values: Ints) -> tuple[tuple[Region | None, ...], Ints]:
+    """Regions that single addresses name, None first, and which each is in."""
+    regions: list[Region | None] = [None]
+    which = np.zeros(values.shape, dtype=np.int64)
+    for each, region in memory.at(int(each) for each in np.unique(values)).items():
+        if region not in regions:
+            regions.append(region)
+        which[values == each] = regions.index(region)
+    return tuple(regions), which
 
 
 def _to_integer(operation: Operation) -> Step:

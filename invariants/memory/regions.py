@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -242,31 +242,77 @@ class Memory:
         """Regions that hold the addresses which a kernel has read from a table."""
         found: dict[int, Region] = {}
         for address in addresses:
-            region = self._tables.get(address) or next(
-                (
-                    each
-                    for each in self._tables.values()
-                    if each.base <= address < each.base + each.size_bytes
-                ),
-                None,
-            )
-            if region is not None:
-                found[address] = region
+            (*_, region), _ = self.placed(np.array([address], dtype=np.int64))
+            if region is None:
                 continue
-            for storage in self._storages.values():
-                end = storage.base + len(storage.content)
-                if storage.base <= address < end:
-                    found[address] = Region(
-                        name=f"memory at {address:#x}",
-                        storage=storage,
-                        base=address,
-                        element_bytes=1,
-                        size_bytes=end - address,
-                        run_bytes=end - address,
-                        gaps=(),
-                        read_only=storage.base in self._read_only,
-                    )
+            if region not in self._tables.values():
+                # Nothing is known of what lies before it in its storage.
+                region = _bytes_from(address, region)
+            found[address] = region
         return found
+
+    def placed(self, addresses: Ints) -> tuple[tuple[Region | None, ...], Ints]:
+        """Regions that hold addresses which a kernel has computed.
+
+        A byte between the rows of one view may be one of another's, as where states
+        share pages: a view that has the byte comes before one that only reaches
+        around it, and a whole storage comes last.
+
+        Args:
+            addresses: Of any shape.
+
+        Returns:
+            None and each region, and which of them holds each address.
+        """
+        tables = tuple(self._tables.values())
+        stores = tuple(
+            _bytes_from(each.base, self._whole_storage(each))
+            for each in self._storages.values()
+        )
+        regions: list[Region | None] = [None]
+        which = np.zeros(addresses.shape, dtype=np.int64)
+
+        def place(region: Region, held: Bools) -> None:
+            held = held & (which == 0)
+            if bool(held.any()):
+                if region not in regions:
+                    regions.append(region)
+                which[held] = regions.index(region)
+
+        for region in tables:
+            place(region, addresses == region.base)
+        for region in tables:
+            first = addresses - region.base
+            place(region, region.contains(first, first))
+        for region in (*tables, *stores):
+            first = addresses - region.base
+            place(region, (first >= 0) & (first < region.size_bytes))
+        return tuple(regions), which
+
+    def _whole_storage(self, storage: Storage) -> Region:
+        size = len(storage.content)
+        return Region(
+            name="",
+            storage=storage,
+            base=storage.base,
+            element_bytes=1,
+            size_bytes=size,
+            run_bytes=size,
+            gaps=(),
+            read_only=storage.base in self._read_only,
+        )
+
+
+def _bytes_from(address: int, region: Region) -> Region:
+    """The bytes of a region from an address on, named by it."""
+    size = region.size_bytes - (address - region.base)
+    return replace(
+        region,
+        name=f"memory at {address:#x}",
+        base=address,
+        size_bytes=size,
+        run_bytes=size,
+    )
 
 
 def _runs(
