@@ -121,15 +121,29 @@ class Controller:
         pytest.exit(f"kvfuzz: {error}", returncode=2)
 
     def finish(self) -> int:
-        """Fold the events into the report; give the exit code."""
+        """Fold the events into the report; give the exit code, 2 without a report."""
         if self._watcher is not None:
             self._watcher.stop()
-        self._log.write(RunFinished(seconds=time.monotonic() - self._started))
-        self._log.close()
-        report = store.finish(self._run.folder)
+        try:
+            self._log.write(RunFinished(seconds=time.monotonic() - self._started))
+            self._log.close()
+            report = store.finish(self._run.folder)
+        except (store.ReportError, OSError) as error:
+            self._tell(
+                f"kvfuzz: the report of this run cannot be written: {error}. Make room "
+                "there or set KVFUZZ_REPORTS to a folder that can be written; `python "
+                f"-m reports show {self._run.id}` shows what was kept of it"
+            )
+            return 2
         decision = decide(report, strict=self._run.strict)
         self._outcome = (report, decision)
         return decision.exit
+
+    def _tell(self, line: str) -> None:
+        reporter: Any = self._config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.ensure_newline()
+            reporter.write_line(line)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Without xdist, this process has collected what will run."""

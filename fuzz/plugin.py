@@ -164,11 +164,15 @@ def _check_shards(config: pytest.Config, profile: Profile) -> None:
 
 def _refuse(folder: Path, where: str, error: Exception) -> NoReturn:
     """End a run that cannot begin; its report says why."""
-    log = EventLog(folder / "events-controller.jsonl")
-    log.write(Problem(where=where, message=str(error)))
-    log.close()
-    store.finish(folder)
-    pytest.exit(f"kvfuzz: {error}", returncode=2)
+    told = f"kvfuzz: {error}"
+    try:
+        log = EventLog(folder / "events-controller.jsonl")
+        log.write(Problem(where=where, message=str(error)))
+        log.close()
+        store.finish(folder)
+    except (store.ReportError, OSError) as unwritten:
+        told += f"; the report of this run cannot be written either: {unwritten}"
+    pytest.exit(told, returncode=2)
 
 
 def _resolved(config: pytest.Config, folder: Path) -> Tree:

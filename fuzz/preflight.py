@@ -18,7 +18,7 @@ from fuzz._protocol import Setup
 from fuzz._watch import IsolationError, Zygote, ZygoteDied
 from fuzz.runtime import Runtime
 from fuzz.trees import Tree, TreeError
-from fuzz.trees.tree import default_cache, explained
+from fuzz.trees.tree import default_cache
 
 # For all imports together; those of a release take about 10 s on a quiet machine.
 IMPORT_TIMEOUT_S = 180.0
@@ -58,7 +58,9 @@ def check_imports(
             return
     _try_imports(tree, target_folders, timeout_s, on_wait)
     if record is not None:
-        with explained(record.parent):
+        # A cache that was filled for others to read still serves; without a record,
+        # its releases are tried at every run.
+        with suppress(OSError):
             record.parent.mkdir(parents=True, exist_ok=True)
             record.touch()
 

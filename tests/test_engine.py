@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -456,6 +457,24 @@ def test_reports_that_cannot_be_written_exit_2(home: Home, good: Path) -> None:
     assert done.returncode == 2
     assert "KVFUZZ_REPORTS names a folder" in done.stdout + done.stderr
     assert "INTERNALERROR" not in done.stdout + done.stderr
+
+
+def test_a_report_that_cannot_be_written_in_the_end_exits_2_and_is_not_lost(
+    home: Home, good: Path, tmp_path: Path
+) -> None:
+    own = replace(home, targets=tmp_path / "own")
+    shutil.copytree(TARGETS, own.targets)
+    # No file can take the place of a folder, as none can be written to a full disk.
+    with (own.targets / "fuzz/targets/toy.py").open("a") as target:
+        target.write(
+            "Path(os.environ['KVFUZZ_REPORTS'], 'latest/report.json')"
+            ".mkdir(exist_ok=True)\n"
+        )
+    done = own.run(good, *QUICK)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "the report of this run cannot be written" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert decide(load(home.latest), strict=False).exit == 0
 
 
 def test_soak_ends_when_its_time_is_over(home: Home, good: Path) -> None:

@@ -98,6 +98,20 @@ def test_a_release_is_tried_once(
         check_imports(replace(release, digest="0" * 64))
 
 
+def test_a_release_in_a_cache_that_cannot_be_written_is_tried_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = replace(toy_tree(tmp_path), kind="release")
+    not_a_folder = tmp_path / "file"
+    not_a_folder.write_text("", encoding="utf-8")
+    monkeypatch.setenv("KVFUZZ_CACHE", str(not_a_folder))
+    check_imports(release)
+    init = tmp_path / "site-packages/vllm/__init__.py"
+    init.write_text(EXIT, encoding="utf-8")
+    with pytest.raises(TreeError, match="ended its process"):
+        check_imports(release)
+
+
 @pytest.mark.parametrize("options", [(), ("-n", "1")])
 def test_a_run_on_a_tree_that_ends_its_process_exits_2(
     tmp_path: Path, options: tuple[str, ...]
