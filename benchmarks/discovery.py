@@ -2,12 +2,14 @@
 
 Each release runs in a process of its own. For every seed the property is searched with
 nothing known until the fault's id turns up; then it is shrunk. Medians and the worst of
-all seeds are printed, with the sizes of the shrunk cases.
+all seeds are printed, with the sizes of the shrunk cases. With `--plain` no size that
+comes from a deployment, and so from a report, is among those that are drawn.
 
-    python -m benchmarks.discovery [--seeds 20] [--id ID]... [--json]
+    python -m benchmarks.discovery [--seeds 20] [--id ID]... [--plain] [--json]
 """
 
 import argparse
+import inspect
 import json
 import statistics
 import subprocess
@@ -40,10 +42,15 @@ class Discovery:
     size: int
 
 
-def discover(executor: Executor, saved: Saved, *, release: str, seed: int) -> Discovery:
+def discover(
+    executor: Executor, saved: Saved, *, release: str, seed: int, plain: bool
+) -> Discovery:
     """Search one property until one fault is found, then shrink it."""
     loaded = rooms.load(saved.target)
     origin: Origin = saved.origin
+    bounds: dict[str, bool] = {}
+    if plain and "deployed" in inspect.signature(loaded.cases).parameters:
+        bounds["deployed"] = False
 
     def only_this(case: object) -> Judgement:
         judgement = executor.judge(loaded, case)
@@ -55,7 +62,7 @@ def discover(executor: Executor, saved: Saved, *, release: str, seed: int) -> Di
     started = time.monotonic()
     seen_s: list[float] = []
     result = search(
-        cases=loaded.cases(origin=origin),
+        cases=loaded.cases(origin=origin, **bounds),
         judge=only_this,
         seed=derived_seed(seed, "discovery", saved.id),
         budget=BUDGET,
@@ -73,7 +80,9 @@ def discover(executor: Executor, saved: Saved, *, release: str, seed: int) -> Di
     )
 
 
-def discoveries(release: str, ids: list[str], *, seeds: int) -> list[Discovery]:
+def discoveries(
+    release: str, ids: list[str], *, seeds: int, plain: bool
+) -> list[Discovery]:
     """Every fault with every seed on one release, in this process."""
     tree = resolve(release)
     activate(tree)
@@ -84,7 +93,9 @@ def discoveries(release: str, ids: list[str], *, seeds: int) -> list[Discovery]:
             saved = store.read(store.STORE, fault_id)
             for seed in range(seeds):
                 print(f"{release} {fault_id} seed {seed}", file=sys.stderr)
-                found.append(discover(executor, saved, release=release, seed=seed))
+                found.append(
+                    discover(executor, saved, release=release, seed=seed, plain=plain)
+                )
     return found
 
 
@@ -93,6 +104,7 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.discovery")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--id", action="append", help="only these saved faults")
+    parser.add_argument("--plain", action="store_true", help="no deployment's sizes")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--release", help="only this release, in this process")
     options = parser.parse_args(arguments)
@@ -102,7 +114,10 @@ def main(arguments: list[str]) -> None:
             wanted.setdefault(saved.found_on.version, []).append(saved.id)
     if options.release:
         found = discoveries(
-            options.release, wanted[options.release], seeds=options.seeds
+            options.release,
+            wanted[options.release],
+            seeds=options.seeds,
+            plain=options.plain,
         )
         print(json.dumps([asdict(each) for each in found]))
         return
@@ -110,6 +125,7 @@ def main(arguments: list[str]) -> None:
     for release in sorted(wanted):
         command = [sys.executable, "-m", "benchmarks.discovery", "--release", release]
         command += ["--seeds", str(options.seeds)]
+        command += ["--plain"] if options.plain else []
         for each in options.id or []:
             command += ["--id", each]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
