@@ -7,7 +7,7 @@ process is the expected outcome of an unfixed tree.
 from fuzz.campaign import Campaign
 
 # A case costs a hundred times what one of the targets in process does.
-SHARE = 0.1
+SHARE = 0.05
 
 
 def test_contract(campaign: Campaign) -> None:

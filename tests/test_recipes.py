@@ -90,4 +90,5 @@ def test_the_gate_runs_after_a_fuzzing_run_that_failed(
 
 def test_a_machine_of_several_that_finds_something_does_not_end_its_step() -> None:
     fuzz, _, _ = recipe("buildkite-agent")["steps"]
-    assert fuzz["command"][-1].endswith("|| true")
+    # A finding is the gate's to tell; an option that pytest refused leaves no report.
+    assert fuzz["command"][-1].endswith("|| [ $$? -ne 4 ]")
