@@ -91,10 +91,13 @@ def function_source(modules: tuple[str, ...], function: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The Python function inside a staticmethod, classmethod or Triton JIT object."""
+    """The Python function inside a staticmethod, classmethod or Triton's wrappers."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
-    return getattr(value, "fn", value)
+    while hasattr(value, "fn"):
+        # A JIT function, and what autotunes it or computes some of its arguments.
+        value = value.fn
+    return value
 
 
 def _recompiled(module: ModuleType, holder: Any, function: str, source: str) -> Any:

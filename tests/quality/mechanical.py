@@ -6,7 +6,7 @@ a `SourceEdit` of the tree under test.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from fuzz.edits import SourceEdit, function_source
@@ -47,14 +47,26 @@ def mechanical(modules: tuple[str, ...], function: str) -> tuple[Mechanical, ...
 
 
 def mechanical_of_source(
-    function: str, modules: tuple[str, ...], source: str
+    function: str,
+    modules: tuple[str, ...],
+    source: str,
+    *,
+    changes: Callable[[ast.Module], Iterable["Change"]] | None = None,
 ) -> tuple[Mechanical, ...]:
-    """All mechanical faults of a function, from its source."""
+    """All mechanical faults of a function, from its source.
+
+    Args:
+        function: Qualified name.
+        modules: Where the function may live.
+        source: Its text.
+        changes: Gives the changes of its syntax tree, the usual ones when None.
+    """
+    made = changes or _changes
     original = ast.unparse(ast.parse(source))
     mutants = []
-    for index in range(_count(source)):
+    for index in range(sum(1 for _ in made(ast.parse(source)))):
         tree = ast.parse(source)
-        what = list(_changes(tree))[index]
+        what = list(made(tree))[index]
         what.apply()
         new = ast.unparse(ast.fix_missing_locations(tree))
         if new != original:
@@ -64,12 +76,8 @@ def mechanical_of_source(
     return tuple(mutants)
 
 
-def _count(source: str) -> int:
-    return sum(1 for _ in _changes(ast.parse(source)))
-
-
 @dataclass(frozen=True)
-class _Change:
+class Change:
     """A change waiting to be made to one node."""
 
     line: int
@@ -82,7 +90,7 @@ class _Change:
         setattr(self.holder, self.field, self.new)
 
 
-def _changes(tree: ast.Module) -> Iterator[_Change]:
+def _changes(tree: ast.Module) -> Iterator[Change]:
     function = tree.body[0]
     assert isinstance(function, ast.FunctionDef)
     # Decorators, annotations and defaults are the signature, not what is judged.
@@ -92,35 +100,31 @@ def _changes(tree: ast.Module) -> Iterator[_Change]:
     yield from _drops(function)
 
 
-def _changes_of(node: ast.AST) -> Iterator[_Change]:
+def _changes_of(node: ast.AST) -> Iterator[Change]:
     line = getattr(node, "lineno", 0)
     match node:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
             new = COMPARISONS[type(op)]()
             text = f"{_name(op)} becomes {_name(new)} in {ast.unparse(node)}"
-            yield _Change(line, text, node, "ops", [new])
+            yield Change(line, text, node, "ops", [new])
         case ast.BinOp(op=op) | ast.AugAssign(op=op) if type(op) in OPERATORS:
             new_op = OPERATORS[type(op)]()
             text = f"{_name(op)} becomes {_name(new_op)} in {ast.unparse(node)}"
-            yield _Change(line, text, node, "op", new_op)
+            yield Change(line, text, node, "op", new_op)
         case ast.BoolOp(op=op):
             other = ast.Or() if isinstance(op, ast.And) else ast.And()
             text = f"{_name(op)} becomes {_name(other)} in {ast.unparse(node)}"
-            yield _Change(line, text, node, "op", other)
+            yield Change(line, text, node, "op", other)
         case ast.Constant(value=bool() as value):
-            yield _Change(
-                line, f"{value} becomes {not value}", node, "value", not value
-            )
+            yield Change(line, f"{value} becomes {not value}", node, "value", not value)
         case ast.Constant(value=int() as value):
-            yield _Change(
-                line, f"{value} becomes {value + 1}", node, "value", value + 1
-            )
+            yield Change(line, f"{value} becomes {value + 1}", node, "value", value + 1)
         case ast.If(test=test) | ast.IfExp(test=test):
             negated = ast.UnaryOp(op=ast.Not(), operand=test)
-            yield _Change(line, f"not ({ast.unparse(test)})", node, "test", negated)
+            yield Change(line, f"not ({ast.unparse(test)})", node, "test", negated)
 
 
-def _drops(holder: ast.AST) -> Iterator[_Change]:
+def _drops(holder: ast.AST) -> Iterator[Change]:
     for node in ast.walk(holder):
         for field in ("body", "orelse"):
             block = getattr(node, field, None)
@@ -130,7 +134,7 @@ def _drops(holder: ast.AST) -> Iterator[_Change]:
                 if _droppable(statement):
                     rest = [*block[:index], *block[index + 1 :]] or [ast.Pass()]
                     text = f"drop {ast.unparse(statement).splitlines()[0]}"
-                    yield _Change(statement.lineno, text, node, field, rest)
+                    yield Change(statement.lineno, text, node, field, rest)
 
 
 def _droppable(statement: ast.stmt) -> bool:

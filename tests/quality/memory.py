@@ -1,0 +1,274 @@
+"""The memory checker's kill rate: `python -m tests.quality.memory [--vllm TREE]`.
+
+Every mechanical fault of some kernels' addressing is planted, the kernels' correct
+launches of the catalogue are run again, and a fault is found when one of them has a
+finding, or integers that are not those that it expects. A fault that does not compile
+is none. Each survivor is explained in `memory_survivors.toml`.
+"""
+
+import argparse
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fuzz.edits import EditError, applied, function_source
+from tests.quality.mechanical import Mechanical, mechanical_of_source
+from tests.quality.memory_changes import memory_changes
+
+SURVIVORS = Path(__file__).parent / "memory_survivors.toml"
+
+_ATTENTION = ("vllm.v1.attention.ops.triton_unified_attention",)
+_WRITES = ("vllm.v1.attention.ops.triton_reshape_and_cache_flash",)
+_V1 = ("vllm.v1.worker.block_table",)
+_V2 = ("vllm.v1.worker.gpu.block_table",)
+_BUFFERS = ("vllm.v1.worker.gpu.buffer_utils",)
+_ALIGNED = ("vllm.v1.attention.backends.utils",)
+_COPIES = ("vllm.v1.worker.mamba_utils",)
+_CONV = ("vllm.model_executor.layers.mamba.ops.causal_conv1d",)
+_RECURRENT = (
+    "vllm.third_party.flash_linear_attention.ops.fused_recurrent",
+    "vllm.model_executor.layers.fla.ops.fused_recurrent",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A kernel, or a device function of one, and the launches that reach it.
+
+    Attributes:
+        launches: Beginnings of names in the catalogue.
+    """
+
+    modules: tuple[str, ...]
+    function: str
+    launches: tuple[str, ...]
+
+
+SUBJECTS = (
+    Subject(
+        modules=_ATTENTION,
+        function="kernel_unified_attention",
+        launches=(
+            "attention, block 544",
+            "attention, split, block 16",
+            "attention, int8",
+            "attention, heads of 80",
+        ),
+    ),
+    Subject(
+        modules=_ATTENTION,
+        function="reduce_segments",
+        launches=("attention, split, block 16",),
+    ),
+    Subject(
+        modules=_WRITES,
+        function="reshape_and_cache_kernel_flash",
+        launches=("cache write, block 544", "cache write, heads first"),
+    ),
+    Subject(
+        modules=_WRITES,
+        function="_reshape_cache_per_token_head",
+        launches=("cache write, int8",),
+    ),
+    Subject(
+        modules=_V1,
+        function="ComputeSlotMappingKernel.kernel",
+        launches=("slot mapping",),
+    ),
+    Subject(
+        modules=_V1,
+        function="_compute_slot_mapping_kernel",
+        launches=("slot mapping",),
+    ),
+    Subject(
+        modules=_V2,
+        function="_compute_slot_mappings_kernel",
+        launches=("V2 tables, three", "V2 tables, two groups, two ranks"),
+    ),
+    Subject(
+        modules=_V2,
+        function="_gather_block_tables_kernel",
+        launches=("V2 tables, three", "V2 tables, two groups, one"),
+    ),
+    Subject(
+        modules=_BUFFERS,
+        function="_apply_write_kernel",
+        launches=("V2 tables, one", "V2 tables, three"),
+    ),
+    Subject(
+        modules=_ALIGNED,
+        function="_mamba_align_block_table_kernel",
+        launches=("aligned window",),
+    ),
+    Subject(
+        modules=_RECURRENT,
+        function="fused_recurrent_gated_delta_rule_fwd_kernel",
+        launches=("delta rule, decode", "delta rule, speculative"),
+    ),
+    Subject(
+        modules=_RECURRENT,
+        function="fused_recurrent_gated_delta_rule_packed_decode_kernel",
+        launches=("delta rule, packed decode",),
+    ),
+    Subject(
+        modules=_CONV,
+        function="_causal_conv1d_update_kernel",
+        launches=("convolution of decodes", "convolution of drafts"),
+    ),
+    Subject(
+        modules=_COPIES,
+        function="batch_memcpy_kernel",
+        launches=("copied states, 2",),
+    ),
+    Subject(
+        modules=_COPIES,
+        function="_copy_mamba_state_block",
+        launches=("saved states", "states brought along"),
+    ),
+    Subject(
+        modules=_COPIES,
+        function="postprocess_mamba_fused_kernel",
+        launches=("saved states",),
+    ),
+    Subject(
+        modules=_COPIES,
+        function="get_aligned_state_indices_multi_group_kernel",
+        launches=("windows of all groups",),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What became of a planted fault.
+
+    Attributes:
+        how: `memory`, `integers`, `survives`, `undecided`, or `does not compile`.
+        what: Of the first finding.
+    """
+
+    name: str
+    how: str
+    what: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether the checker showed it."""
+        return self.how in {"memory", "integers"}
+
+
+def mutants_of(subject: Subject) -> tuple[Mechanical, ...]:
+    """All faults of a kernel; none when the tree lacks it."""
+    try:
+        source = function_source(subject.modules, subject.function)
+    except EditError:
+        return ()
+    return mechanical_of_source(
+        subject.function, subject.modules, source, changes=memory_changes
+    )
+
+
+def hunt(subject: Subject, mutant: Mechanical) -> Verdict:
+    """Run the subject's launches with the fault in force until one shows it."""
+    from fuzz.targets._real_launches import LAUNCHES, checked
+
+    doubt = ""
+    for launch in LAUNCHES:
+        if not launch.name.startswith(subject.launches):
+            continue
+        with applied(mutant.edit):
+            try:
+                result = checked(launch)
+            except AssertionError as error:
+                return Verdict(name=mutant.name, how="integers", what=str(error))
+            except Exception as error:
+                if "Compil" not in type(error).__name__:
+                    raise
+                return Verdict(name=mutant.name, how="does not compile")
+        if result.findings:
+            message = result.findings[0].message
+            return Verdict(name=mutant.name, how="memory", what=message)
+        if result.undecided and not doubt:
+            doubt = result.undecided[0].reason
+    if doubt:
+        return Verdict(name=mutant.name, how="undecided", what=doubt)
+    return Verdict(name=mutant.name, how="survives")
+
+
+def hunts(
+    function: str | None = None, *, told: Callable[[str], None] | None = None
+) -> Iterator[tuple[Subject, list[Verdict]]]:
+    """Verdicts of every fault, per kernel of the tree."""
+    for subject in SUBJECTS:
+        if function not in {None, subject.function}:
+            continue
+        verdicts = []
+        for mutant in mutants_of(subject):
+            verdicts.append(hunt(subject, mutant))
+            if told is not None:
+                told(f"{verdicts[-1].how:16} {mutant.name}")
+        if verdicts:
+            yield subject, verdicts
+
+
+def explained() -> dict[str, str]:
+    """Why each known survivor survives, by name."""
+    table = tomllib.loads(SURVIVORS.read_text(encoding="utf-8"))
+    return {
+        name: group["why"]
+        for group in table.get("survivors", ())
+        for name in group["names"]
+    }
+
+
+def prepare(spec: str | None) -> str:
+    """Make this process one that can plant faults in a tree; give its version."""
+    from fuzz import boot
+    from fuzz.trees import activate, resolve
+
+    tree = resolve(spec)
+    activate(tree)
+    boot.prepare(platform="cpu", triton="jit")
+    return tree.version
+
+
+def main(arguments: list[str]) -> None:
+    """Hunt and print."""
+    parser = argparse.ArgumentParser(prog="python -m tests.quality.memory")
+    parser.add_argument("--vllm", metavar="TREE")
+    parser.add_argument("--kernel", metavar="FUNCTION")
+    options = parser.parse_args(arguments)
+    print(f"vLLM {prepare(options.vllm)}")
+    why = explained()
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    total: Counter[str] = Counter()
+    for subject, verdicts in hunts(options.kernel, told=tell):
+        counts = Counter(each.how for each in verdicts)
+        total += counts
+        print(f"{subject.function}\n  {_rate(counts)}")
+        for each in verdicts:
+            if each.how in {"survives", "undecided"}:
+                print(f"    {each.how}: {each.name}")
+                print(f"      {why.get(each.name, 'NOT EXPLAINED')}")
+    print(f"all kernels\n  {_rate(total)}")
+
+
+def _rate(counts: Counter[str]) -> str:
+    found = counts["memory"] + counts["integers"]
+    all_of = found + counts["survives"] + counts["undecided"]
+    share = found / all_of if all_of else 0
+    return (
+        f"{found}/{all_of} found ({share:.0%}): {counts['memory']} by an access, "
+        f"{counts['integers']} by integers; {counts['undecided']} undecided, "
+        f"{counts['does not compile']} do not compile"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
