@@ -9,6 +9,7 @@ import torch
 from fuzz.targets._real_launch import (
     RealLaunch,
     accepted,
+    all_written,
     blocks_at_top,
     imported,
     ints,
@@ -75,6 +76,7 @@ def _unified(
     used, starts = ints(contexts), starts_of(queries)
     live = {block for row in rows for block in row}
     owned(memory, key, value, readable=live)
+    memory.scratch(out)
     read_only(memory, fused, key, table, used, starts)
     arguments: dict[str, Any] = {}
     if quantised == "int8_per_token_head":
@@ -120,6 +122,7 @@ def _unified(
         kv_quant_mode=interface.get_kv_quant_mode(quantised or "auto"),
         **arguments,
     )
+    all_written(memory, out)
 
 
 def _decode(
@@ -153,6 +156,7 @@ def _decode(
     owned(memory, pool, value, readable=live)
     read_only(memory, query, pool, value, table, used)
     memory.scratch(logits)
+    memory.scratch(out)
     module.decode_attention_fwd(
         query,
         pool,
@@ -167,6 +171,7 @@ def _decode(
         page,
         **accepted(module.decode_attention_fwd, is_mla=latent),
     )
+    all_written(memory, out)
 
 
 def _merge(memory: Memory, *, fresh: int | None) -> None:
@@ -178,6 +183,7 @@ def _merge(memory: Memory, *, fresh: int | None) -> None:
         torch.empty(tokens, heads, size, dtype=torch.bfloat16) for _ in range(2)
     )
     prefix_lse, suffix_lse = torch.empty(heads, tokens), torch.empty(heads, tokens)
+    memory.scratch(output)
     read_only(memory, prefix, suffix, prefix_lse, suffix_lse)
     merge = imported(*_MERGE).merge_attn_states
     merge(
@@ -189,6 +195,7 @@ def _merge(memory: Memory, *, fresh: int | None) -> None:
         output_lse=torch.empty(heads, tokens),
         prefill_tokens_with_context=fresh,
     )
+    all_written(memory, output)
 
 
 _ATTENTION = (("kernel_unified_attention",),)

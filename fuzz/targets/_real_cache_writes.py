@@ -11,6 +11,7 @@ import torch
 from fuzz.targets._real_launch import (
     RealLaunch,
     accepted,
+    all_written,
     blocks_at_top,
     imported,
     longs,
@@ -34,6 +35,15 @@ def _step(block_size: int, pool_blocks: int) -> tuple[torch.Tensor, set[int]]:
     rows = blocks_at_top(_CONTEXTS, block_size=block_size, pool_blocks=pool_blocks)
     slots = slots_of(rows, _CONTEXTS, _QUERIES, block_size=block_size)
     return longs([*slots, *[-1] * _PADDING]), {slot // block_size for slot in slots}
+
+
+def _filled(memory: Memory, slots: torch.Tensor, *caches: torch.Tensor) -> None:
+    """See that each token's slot was written; slots are along axis 1."""
+    for cache in caches:
+        for slot in slots.tolist():
+            if slot >= 0:
+                block, at = divmod(slot, cache.shape[1])
+                all_written(memory, cache[block, at])
 
 
 def _fused(kv_heads: int, *sizes: int) -> list[torch.Tensor]:
@@ -70,8 +80,13 @@ def _flash(
     read_only(memory, key, value, slots, *scales)
     # The CPU platform has no capability, the GPU that is lowered for has 9.0.
     platform = imported("vllm.platforms").current_platform
+    memory.scratch(key_cache)
+    memory.scratch(value_cache)
     with mock.patch.object(platform, "has_device_capability", return_value=True):
         write(key, value, key_cache, value_cache, slots, dtype, *scales)
+    if heads_first:
+        key_cache, value_cache = key_cache.movedim(3, 1), value_cache.movedim(3, 1)
+    _filled(memory, slots, key_cache, value_cache)
 
 
 def _per_token_head(memory: Memory, *, block_size: int, pool_blocks: int) -> None:
@@ -88,8 +103,10 @@ def _per_token_head(memory: Memory, *, block_size: int, pool_blocks: int) -> Non
     key, value = _fused(KV_HEADS, HEAD_SIZE, HEAD_SIZE)
     owned(memory, *caches, *scales, readable=(), writable=blocks)
     read_only(memory, key, value, slots)
+    memory.scratch(pool)
     mode = interface.get_kv_quant_mode("int8_per_token_head")
     write(key, value, *caches, *scales, slots, **accepted(write, kv_quant_mode=mode))
+    _filled(memory, slots, *caches, *scales)
 
 
 def _diffkv(memory: Memory, *, block_size: int, pool_blocks: int) -> None:
@@ -103,7 +120,9 @@ def _diffkv(memory: Memory, *, block_size: int, pool_blocks: int) -> None:
     scales = [torch.ones(1) for _ in range(2)]
     owned(memory, cache, readable=(), writable=blocks)
     read_only(memory, key, value, slots, *scales)
+    memory.scratch(cache)
     write(key, value, cache, slots, "auto", *scales)
+    _filled(memory, slots, cache)
 
 
 def _zero(memory: Memory, *, block_size: int, kernel_block: int) -> None:

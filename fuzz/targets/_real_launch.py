@@ -143,6 +143,23 @@ def read_only(memory: Memory, *tensors: torch.Tensor) -> None:
         memory.read_only(each)
 
 
+def all_written(memory: Memory, *views: torch.Tensor) -> None:
+    """See that launches stored to each element of views that were declared scratch.
+
+    Raises:
+        AssertionError: Some element was left out.
+    """
+    for view in views:
+        storage = memory.storage(view)
+        marks = torch.from_numpy(storage.written)
+        strides = [each * view.element_size() for each in view.stride()]
+        start = view.data_ptr() - storage.base
+        written = marks.as_strided(view.shape, strides, start)
+        if not bool(written.all()):
+            left = int((~written).sum())
+            raise AssertionError(f"{left} of {view.numel()} elements were not written")
+
+
 def owned(
     memory: Memory,
     *pools: torch.Tensor,

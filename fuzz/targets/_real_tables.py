@@ -78,13 +78,43 @@ def _slot_mapping(
     read_only(memory, made.block_table.gpu, starts, positions)
     made.slot_mapping.gpu.fill_(STALE)
     made.compute_slot_mapping(len(rows), starts, positions)
-    _all_mapped(made.slot_mapping.gpu, sum(queries))
+    _see_slots(
+        made.slot_mapping.gpu,
+        rows,
+        queries=queries,
+        contexts=contexts,
+        block_size=block_size,
+        ranks=ranks,
+    )
 
 
-def _all_mapped(slots: torch.Tensor, tokens: int) -> None:
-    """Every slot was written: a token's, or padding."""
-    if bool((slots == STALE).any()) or bool((slots[tokens:] != -1).any()):
-        raise AssertionError(f"slots of {tokens} tokens are wrong: {slots.tolist()}")
+def _see_slots(
+    found: torch.Tensor,
+    rows: Sequence[Sequence[int]],
+    *,
+    queries: Sequence[int],
+    contexts: Sequence[int],
+    block_size: int,
+    ranks: int,
+) -> None:
+    """See that slots are those of the last rank, which has every so-manieth token.
+
+    Raises:
+        AssertionError: A slot is another one, or the buffer's rest is no padding.
+    """
+    slots = [-1] * len(found)
+    tokens = [
+        (row, position)
+        for row, query, context in zip(rows, queries, contexts, strict=True)
+        for position in range(context - query, context)
+    ]
+    for token, (row, position) in enumerate(tokens):
+        if position % ranks == ranks - 1:
+            column, at = divmod(position // ranks, block_size)
+            slots[token] = row[column] * block_size + at
+    for token, (one, other) in enumerate(zip(found.tolist(), slots, strict=True)):
+        if one != other:
+            raise AssertionError(f"token {token} has slot {one}, not {other}")
 
 
 class _PlainBuffer:
@@ -180,8 +210,15 @@ def _v2_tables(
                 raise AssertionError(f"row {row} is {found}, not {blocks}")
     tables.slot_mappings.fill_(STALE)
     tables.compute_slot_mappings(mapping, starts, positions, sum(queries))
-    for slots in tables.slot_mappings:
-        _all_mapped(slots, sum(queries))
+    for slots, group, size in zip(tables.slot_mappings, rows, block_sizes, strict=True):
+        _see_slots(
+            slots,
+            group,
+            queries=queries,
+            contexts=contexts,
+            block_size=size,
+            ranks=ranks,
+        )
 
 
 def _window(memory: Memory, *, requests: int, drafts: int, block_size: int) -> None:

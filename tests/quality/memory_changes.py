@@ -1,8 +1,7 @@
 """Mechanical faults of kernels in what they address: one small change at a time.
 
 A cast to 64 bits, a mask, a clamp or a factor is dropped, a stride is taken for
-another,
-a comparison is off by one, an access is one element off.
+another, a comparison is off by one, an access is one element off.
 """
 
 import ast
