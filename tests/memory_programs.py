@@ -15,7 +15,7 @@ from tests.memory_expressions import DrawFn, Expressions, Variable, index_of
 # Elements of each input; indices are cut to it by a mask of bits.
 INPUT_SIZE = 64
 LANES_MAX = 64
-STORES_MAX = 12
+STORES_MAX = 20
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Writer(Expressions):
         self.scope[:] = before
 
     def statement(self, depth: int) -> None:
-        kinds = ["define", "assign", "load", "fold", "move", "store"]
+        kinds = ["define", "assign", "load", "fold", "move", "move", "store"]
         if depth:
-            kinds += ["if", "for", "while", "call"]
+            kinds += ["if", "for", "for", "while", "call"]
         getattr(self, f"a_{self.one_of(*kinds)}")(depth)
 
     def shape(self) -> tuple[int, ...]:
@@ -124,7 +124,25 @@ class Writer(Expressions):
             again = f"({self.number(shape)}).to(tl.{dtype})"
             self.say(f"tl.store({base} + {shift} + {where}, {again})")
 
+    def keep(self, value: Variable) -> None:
+        """Store a value as it is: what nothing stores, no comparison sees."""
+        if self.stores < STORES_MAX:
+            at = self.upto(len(self.outputs) - 1)
+            base = f"out{at} + (pid * STORES + {self.stores}) * {LANES_MAX}"
+            self.stores += 1
+            where = index_of(value.shape) or "0"
+            text = f"{value.name}.to(tl.{self.outputs[at]})"
+            self.say(f"tl.store({base} + {where}, {text})")
+
     def a_fold(self, _depth: int) -> None:
+        self.fold()
+        self.keep(self.scope[-1])
+
+    def a_move(self, _depth: int) -> None:
+        self.move()
+        self.keep(self.scope[-1])
+
+    def fold(self) -> None:
         shape = self.shape() or (8,)
         axis = self.upto(len(shape) - 1)
         dtype = self.one_of("int32", "int64", "int32", "uint32")
@@ -150,7 +168,7 @@ class Writer(Expressions):
         else:
             self.define(f"tl.{kind}({value}, {axis})", dtype, less)
 
-    def a_move(self, _depth: int) -> None:
+    def move(self) -> None:
         dtype = self.any_dtype()
         kind = self.one_of("reshape", "trans", "join", "split", "outer", "broadcast")
         if kind == "reshape":
@@ -181,6 +199,7 @@ class Writer(Expressions):
 
     def inner(self, depth: int) -> None:
         self.indent += 1
+        self.a_assign(0)
         self.block(1 + self.upto(2), depth - 1)
         self.say("pass")
         self.indent -= 1
@@ -309,7 +328,8 @@ def programs(draw: DrawFn) -> Program:
     if writer.draw(st.booleans()):
         writer.an_early_return()
         writer.statement(2)
-    writer.a_store(0)
+    for value in writer.draw(st.permutations(writer.scope))[:4]:
+        writer.keep(value)
     tensors = [f"in{at}" for at in range(len(inputs))]
     tensors += [f"out{at}" for at in range(len(outputs))]
     scalars = [f"n{at}" for at in range(len(numbers))]
