@@ -11,6 +11,7 @@ from unittest import mock
 
 from invariants.memory import launches
 from invariants.memory.findings import Launch
+from invariants.memory.ttir import Module, parse
 from tests import memory_faults as faults
 from tests import memory_traps as traps
 
@@ -55,14 +56,13 @@ def all_renamed(kernel: str) -> list[tuple[str, str, list[Launch]]]:
 def _text(kernel: str) -> str:
     """The module of a kernel, as Triton makes it."""
     texts: list[str] = []
-    lower = launches._lowered
 
-    def noting(*args: object) -> str:
-        texts.append(lower(*args))
-        return texts[-1]
+    def noting(text: str) -> Module:
+        texts.append(text)
+        return parse(text)
 
     launches._kernel.cache_clear()
-    with mock.patch.object(launches, "_lowered", noting):
+    with mock.patch.object(launches, "parse", noting):
         KERNELS[kernel]()
     return texts[-1]
 
@@ -77,7 +77,7 @@ def _said(kernel: str, text: str) -> list[Launch]:
 
     launches._kernel.cache_clear()
     with (
-        mock.patch.object(launches, "_lowered", return_value=text),
+        mock.patch.object(launches, "parse", side_effect=lambda _: parse(text)),
         mock.patch.object(launches, "Launch", noting),
     ):
         try:
