@@ -27,7 +27,7 @@ from invariants.memory.integers import BINARY_OPERATIONS
 from invariants.memory.kernel import Kernel, Plan, Step
 from invariants.memory.lanes import Lanes, constant, of_array, unknown
 from invariants.memory.regions import Memory
-from invariants.memory.slicing import may_touch_memory, opaque
+from invariants.memory.slicing import HARMLESS, may_touch_memory, opaque
 from invariants.memory.stores import Stores
 from invariants.memory.ttir import Block, Function, Operation, Type
 
@@ -95,7 +95,7 @@ class Run:
         self, what: str, number: int, operation: Operation
     ) -> tuple[str, Operation]:
         """Why something is not known, and the operation to name for it."""
-        cause = None if self.kernel.values else self.kernel.cause(number, _computed)
+        cause = None if self.kernel.values else self.kernel.cause(number, computed)
         if cause is None:
             return f"{what} depends on what is not computed", operation
         reason = f"{what} depends on {cause.name}, which is not computed"
@@ -299,7 +299,13 @@ def _of_integers(operation: Operation) -> Step | None:
     return lambda run, frame: control(run, operation, frame)
 
 
-def _computed(operation: Operation) -> bool:
+def known(operation: Operation) -> bool:
+    """Whether address mode knows an operation, or need not: it hands on, or waits."""
+    structural = operation.name in _ENDS or operation.name in HARMLESS
+    return structural or _of_integers(operation) is not None
+
+
+def computed(operation: Operation) -> bool:
     """Whether address mode gives what an operation of integers gives."""
     if operation.name in {"tt.reduce", "tt.scan"}:
         return all(kind.integer for kind in operation.types)

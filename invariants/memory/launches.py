@@ -52,10 +52,15 @@ class _Request:
 
 @dataclass(eq=False)
 class Log:
-    """The launches of one `checked_launches`, in order."""
+    """The launches of one `checked_launches`, in order.
+
+    Attributes:
+        kernels: The JIT function and the lowered kernel of those that could be read.
+    """
 
     memory: Memory
     launches: list[Launch] = field(default_factory=list)
+    kernels: list[tuple[Any, Kernel]] = field(default_factory=list)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -128,7 +133,7 @@ def _launch(
 
     def lower() -> str:
         packed = function._pack_args(backend, kwargs, bound, specialization, options)  # noqa: SLF001
-        return _lowered(function, target, backend, packed)
+        return lowered(function, target, backend, packed)
 
     key = f"{specialization}{options}{_constants(bound, specialization)}"
     request = _Request(
@@ -142,6 +147,7 @@ def _launch(
     except TtirError as error:
         log.launches.append(_not_understood(_name(function), (x, y, z), error))
         return
+    log.kernels.append((function, kernel))
     run = Run(kernel, (x, y, z), log.memory)
     names, given = _arguments(function, bound, specialization)
     kinds = kernel.module.kernel.parameter_types
@@ -248,7 +254,7 @@ def _not_understood(name: str, grid: tuple[int, int, int], error: TtirError) -> 
     )
 
 
-def _lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:
+def lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:
     """TTIR of a kernel with locations, as Triton's front end makes it.
 
     Args:

@@ -13,13 +13,20 @@ from invariants.memory.ttir import Block, Function, Module, Operation
 
 _MEMORY = ("tt.load", "tt.store", "tt.atomic_rmw", "tt.atomic_cas")
 _ENDS = ("scf.yield", "scf.condition", "tt.reduce.return", "tt.scan.return")
+# Operations that neither give a value nor change memory.
+HARMLESS = frozenset(
+    (
+        *("gpu.barrier", "ttg.barrier", "tt.print", "tt.assert", "llvm.intr.assume"),
+        *("tt.reduce.return", "tt.scan.return"),
+    )
+)
 # Of those that have no results, or have to do with pointers or with regions.
 _TOUCH_NOTHING = frozenset(
     (
         *("tt.splat", "tt.broadcast", "tt.expand_dims", "tt.reshape", "tt.trans"),
         *("tt.addptr", "tt.bitcast", "tt.int_to_ptr", "tt.ptr_to_int"),
         *("arith.select", "tt.reduce", "tt.scan", "tt.return", "tt.call"),
-        *("gpu.barrier", "ttg.barrier", "tt.print", "tt.assert", "llvm.intr.assume"),
+        *HARMLESS,
     )
 )
 

@@ -15,6 +15,9 @@ from invariants.memory.ttir import Operation
 if TYPE_CHECKING:
     from invariants.memory.execute import Run
 
+# Which operand is the mask of an access.
+MASK_AT = {"tt.load": 1, "tt.store": 2, "tt.atomic_rmw": 2, "tt.atomic_cas": 3}
+
 
 @dataclass(frozen=True, eq=False)
 class Access:
@@ -78,7 +81,7 @@ def load(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge a load, and read what addresses may need."""
     (result,) = operation.results
     wanted = result in run.kernel.slice.values
-    access = access_of(operation, frame, mask_at=1, write=False)
+    access = access_of(operation, frame, mask_at=MASK_AT[operation.name], write=False)
     usable = access.judged(run, frame, wanted=wanted)
     if not wanted:
         return
@@ -97,7 +100,7 @@ def load(run: Run, operation: Operation, frame: Frame) -> None:
 
 def store(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge a store, and let integers land."""
-    access = access_of(operation, frame, mask_at=2, write=True)
+    access = access_of(operation, frame, mask_at=MASK_AT[operation.name], write=True)
     pointer, mask = access.pointer, access.mask
     usable = access.judged(run, frame, wanted=pointer.integer)
     if pointer.integer:
@@ -111,7 +114,7 @@ def store(run: Run, operation: Operation, frame: Frame) -> None:
 
 def atomic(run: Run, operation: Operation, frame: Frame) -> None:
     """Judge an atomic; integers are updated, in the order of programs."""
-    mask_at = 3 if operation.name == "tt.atomic_cas" else 2
+    mask_at = MASK_AT[operation.name]
     access = access_of(operation, frame, mask_at=mask_at, write=True)
     pointer = access.pointer
     usable = access.judged(run, frame, wanted=True)
