@@ -153,10 +153,12 @@ def _v2_tables(
     contexts: Sequence[int],
     reach: Sequence[int] = (),
     ranks: int = 1,
+    slots: Sequence[bool] = (),
+    longest: int = 4096,
 ) -> None:
     """V2: append in two steps, gather into a padded batch, map the slots."""
     module = imported(*_V2)
-    longest, states, padded = 4096, 8, len(queries) + 3
+    states, padded = 8, len(queries) + 3
     columns = [-(-longest // (size * ranks)) for size in block_sizes]
     with plain_buffers():
         tables = module.BlockTables(
@@ -171,11 +173,12 @@ def _v2_tables(
                 cp_size=ranks,
                 cp_rank=ranks - 1,
                 sliding_window_reach=list(reach) or None,
+                slot_mapping_enabled=list(slots) or None,
             )
         )
         for each in (*tables.block_tables, *tables.input_block_tables):
             memory.table(getattr(each, "gpu", each), name="block table")
-        order = list(range(states))[::-1][: len(queries)]
+        order = [5, 0, 7, 2][: len(queries)]
         rows = [
             blocks_at_top(
                 [-(-context // ranks) for context in contexts],
@@ -196,6 +199,8 @@ def _v2_tables(
         context - query for query, context in zip(queries, contexts, strict=True)
     )
     read_only(memory, mapping, starts, positions, computed)
+    for each in tables.input_block_tables:
+        each.fill_(STALE)
     gathered = tables.gather_block_tables(
         mapping,
         padded,
@@ -203,22 +208,55 @@ def _v2_tables(
             tables.gather_block_tables, num_computed_tokens=computed if reach else None
         ),
     )
-    for group, table in zip(rows, gathered, strict=True):
-        for row, blocks in enumerate(group):
-            found = [block for block in table[row].tolist() if block]
-            if not reach and found != blocks:
-                raise AssertionError(f"row {row} is {found}, not {blocks}")
+    _see_rows(tables, rows, gathered, list(reach), computed[mapping.long()].tolist())
     tables.slot_mappings.fill_(STALE)
     tables.compute_slot_mappings(mapping, starts, positions, sum(queries))
-    for slots, group, size in zip(tables.slot_mappings, rows, block_sizes, strict=True):
+    for at, (group, size) in enumerate(zip(rows, block_sizes, strict=True)):
+        found = tables.slot_mappings[at]
+        if hasattr(tables, "slot_mapping_enabled") and slots and not slots[at]:
+            if bool((found != -1).any()):
+                raise AssertionError("a group without slots has some")
+            continue
         _see_slots(
-            slots,
+            found,
             group,
             queries=queries,
             contexts=contexts,
             block_size=size,
             ranks=ranks,
         )
+
+
+def _see_rows(
+    tables: Any,
+    rows: Sequence[Sequence[Sequence[int]]],
+    gathered: Sequence[torch.Tensor],
+    reach: Sequence[int],
+    computed: Sequence[int],
+) -> None:
+    """See that gathered rows are those of the requests, and no other one is touched.
+
+    Raises:
+        AssertionError: A row is another one, or more was written.
+    """
+    masking = hasattr(tables, "has_sliding_window_groups")
+    for group, (blocks, batch) in enumerate(zip(rows, gathered, strict=True)):
+        table = tables.input_block_tables[group].tolist()
+        for at, expected in enumerate(blocks):
+            # Blocks wholly below the window of the first new token are no longer read.
+            out = 0
+            if masking and reach and reach[group]:
+                size = tables.block_sizes[group]
+                out = max(computed[at] - reach[group], 0) // size
+            row = [0] * out + list(expected[out:])
+            if table[at] != row + [STALE] * (len(table[at]) - len(row)):
+                raise AssertionError(f"row {at} of group {group} is {table[at]}")
+        rest = [entry for row in table[len(batch) :] for entry in row]
+        # 0.20.1 zeroes padding rows as far as the first group's are wide: a fault of
+        # its own, which the launch with the wider group first shows.
+        spills = not masking and len(table[0]) < len(tables.input_block_tables[0][0])
+        if not spills and any(entry != STALE for entry in rest):
+            raise AssertionError(f"more than {len(batch)} rows are written")
 
 
 def _window(memory: Memory, *, requests: int, drafts: int, block_size: int) -> None:
@@ -231,8 +269,7 @@ def _window(memory: Memory, *, requests: int, drafts: int, block_size: int) -> N
         block_size=block_size,
         pool_blocks=4_000,
     )
-    # Rows of the persistent table, wider than what the window may reach.
-    table = as_cuda(table_of(rows, columns=12 + drafts))
+    table = as_cuda(table_of(rows, columns=max(map(len, rows))))
     lengths = as_cuda(ints(contexts))
     read_only(memory, table, lengths)
     spec = interface.MambaSpec(
@@ -274,6 +311,10 @@ def _draft_step(memory: Memory, *, block_size: int) -> None:
 
 
 _MAPPED = (("_compute_slot_mapping_kernel", "ComputeSlotMappingKernel.kernel"),)
+_BATCH: dict[str, Any] = {
+    "queries": (1500, 64, 1, 4),
+    "contexts": (1500, 1900, 700, 45),
+}
 _GATHERED = (
     ("_apply_write_kernel",),
     ("_gather_block_tables_kernel",),
@@ -295,12 +336,7 @@ def _v2(name: str, *faults: tuple[str, str, str], **given: Any) -> RealLaunch:
         name=f"V2 tables, {name}",
         kernels=_GATHERED,
         module=_V2,
-        run=partial(
-            _v2_tables,
-            queries=(1500, 64, 1, 4),
-            contexts=(1500, 1900, 700, 45),
-            **given,
-        ),
+        run=partial(_v2_tables, **{**_BATCH, **given}),
         note=_NO_UVA,
         faults=faults,
     )
@@ -332,7 +368,7 @@ LAUNCHES: Sequence[RealLaunch] = (
     _v1("block 1056, three ranks", block_size=1056, ranks=3),
     _v1("no tokens", block_size=16, queries=(), contexts=()),
     _v2("one group", block_sizes=(16,)),
-    _v2("three groups", block_sizes=(544, 16, 1056)),
+    _v2("three groups", block_sizes=(1056, 544, 16)),
     # Padding rows of every group are zeroed as far as the first group is wide.
     _v2(
         "two groups, the wider first",
@@ -341,6 +377,14 @@ LAUNCHES: Sequence[RealLaunch] = (
     ),
     _v2("two groups, one with a window", block_sizes=(544, 16), reach=(0, 128)),
     _v2("two groups, two ranks", block_sizes=(544, 16), ranks=2),
+    _v2(
+        "a long request",
+        block_sizes=(16,),
+        queries=(4,),
+        contexts=(20_000,),
+        longest=32_768,
+    ),
+    _v2("a group without slots", block_sizes=(544, 16), slots=(False, True)),
     _aligned("no drafts", drafts=0, block_size=544),
     _aligned("five drafts", drafts=5, block_size=1056),
     _drafter(16),

@@ -3,7 +3,9 @@
 Every mechanical fault of some kernels' addressing is planted, the kernels' correct
 launches of the catalogue are run again, and a fault is found when one of them has a
 finding, or integers that are not those that it expects. A fault that does not compile
-is none. Each survivor is explained in `memory_survivors.toml`.
+is none, nor is one after which every lane of every access has the address that it has
+without: it changed floats, or what these launches do not compile in. Each survivor is
+explained in `memory_survivors.toml`.
 """
 
 import argparse
@@ -11,8 +13,15 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
 
 from fuzz.edits import EditError, applied, function_source
 from tests.quality.mechanical import Mechanical, mechanical_of_source
@@ -52,7 +61,6 @@ SUBJECTS = (
         modules=_ATTENTION,
         function="kernel_unified_attention",
         launches=(
-            "attention, block 544",
             "attention, split, block 16",
             "attention, int8",
             "attention, heads of 80",
@@ -86,7 +94,11 @@ SUBJECTS = (
     Subject(
         modules=_V2,
         function="_compute_slot_mappings_kernel",
-        launches=("V2 tables, three", "V2 tables, two groups, two ranks"),
+        launches=(
+            "V2 tables, three",
+            "V2 tables, two groups, two ranks",
+            "V2 tables, a group without",
+        ),
     ),
     Subject(
         modules=_V2,
@@ -96,7 +108,7 @@ SUBJECTS = (
     Subject(
         modules=_BUFFERS,
         function="_apply_write_kernel",
-        launches=("V2 tables, one", "V2 tables, three"),
+        launches=("V2 tables, one", "V2 tables, three", "V2 tables, a long"),
     ),
     Subject(
         modules=_ALIGNED,
@@ -146,7 +158,8 @@ class Verdict:
     """What became of a planted fault.
 
     Attributes:
-        how: `memory`, `integers`, `survives`, `undecided`, or `does not compile`.
+        how: `memory`, `integers`, `survives`, `undecided`, `same accesses`, or `does
+            not compile`.
         what: Of the first finding.
     """
 
@@ -175,17 +188,20 @@ def hunt(subject: Subject, mutant: Mechanical) -> Verdict:
     """Run the subject's launches with the fault in force until one shows it."""
     from fuzz.targets._real_launches import LAUNCHES, checked
 
-    doubt = ""
+    doubt, same = "", True
     for launch in LAUNCHES:
-        if not launch.name.startswith(subject.launches):
+        if not launch.name.startswith(subject.launches) or launch.absent():
             continue
-        with applied(mutant.edit):
+        before = _accesses_of(launch)
+        with applied(mutant.edit), _recorded() as after:
             try:
                 result = checked(launch)
             except AssertionError as error:
                 return Verdict(name=mutant.name, how="integers", what=str(error))
             except Exception as error:
-                if "Compil" not in type(error).__name__:
+                # Triton's front end says the second where it fails itself.
+                parsing = "error encountered during parsing" in str(error)
+                if "Compil" not in type(error).__name__ and not parsing:
                     raise
                 return Verdict(name=mutant.name, how="does not compile")
         if result.findings:
@@ -193,9 +209,66 @@ def hunt(subject: Subject, mutant: Mechanical) -> Verdict:
             return Verdict(name=mutant.name, how="memory", what=message)
         if result.undecided and not doubt:
             doubt = result.undecided[0].reason
+        same = same and after.digest() == before
+    if same and not doubt:
+        return Verdict(name=mutant.name, how="same accesses")
     if doubt:
         return Verdict(name=mutant.name, how="undecided", what=doubt)
     return Verdict(name=mutant.name, how="survives")
+
+
+@dataclass(eq=False)
+class _Accesses:
+    """Addresses and masks of every access, in order."""
+
+    seen: Any = field(default_factory=sha256)
+
+    def add(self, place: Any, pointer: Any, mask: Any) -> None:
+        """Note one access by the parts that its lanes are made of."""
+        self.seen.update(f"{place.write} {pointer.unit_bytes} {pointer.shape}".encode())
+        for region in pointer.regions:
+            self.seen.update(str(region and region.name).encode())
+        parts = list(pointer.offset.parts)
+        if pointer.which is not None:
+            # An address that no lane uses lies in whatever is there by chance.
+            shape = (len(place.programs), *pointer.shape)
+            active = np.broadcast_to(True if mask is None else mask.dense(), shape)
+            parts = [pointer.offset.dense() * active, pointer.which * active]
+        if mask is not None:
+            # A mask that lets every lane through is as none.
+            parts += [part for part in mask.parts if not part.all()]
+        for part in parts:
+            self.seen.update(str(part.shape).encode())
+            self.seen.update(part.tobytes())
+
+    def digest(self) -> str:
+        """Equal when every lane had the same address."""
+        made: str = self.seen.hexdigest()
+        return made
+
+
+@contextmanager
+def _recorded() -> Iterator[_Accesses]:
+    from invariants.memory.accesses import judge_access
+
+    accesses = _Accesses()
+
+    def noting(place: Any, pointer: Any, mask: Any, **rest: Any) -> Any:
+        accesses.add(place, pointer, mask)
+        return judge_access(place, pointer, mask, **rest)
+
+    with mock.patch("invariants.memory.touch.judge_access", noting):
+        yield accesses
+
+
+@cache
+def _accesses_of(launch: Any) -> str:
+    """Of a launch in which no fault is planted."""
+    from fuzz.targets._real_launches import checked
+
+    with _recorded() as accesses:
+        checked(launch)
+    return accesses.digest()
 
 
 def hunts(
@@ -265,8 +338,9 @@ def _rate(counts: Counter[str]) -> str:
     share = found / all_of if all_of else 0
     return (
         f"{found}/{all_of} found ({share:.0%}): {counts['memory']} by an access, "
-        f"{counts['integers']} by integers; {counts['undecided']} undecided, "
-        f"{counts['does not compile']} do not compile"
+        f"{counts['integers']} by integers; {counts['undecided']} undecided; beside "
+        f"these {counts['same accesses']} that change no access, "
+        f"{counts['does not compile']} that do not compile"
     )
 
 
