@@ -9,6 +9,7 @@ import torch
 from fuzz.targets._real_launch import (
     NULL_BLOCK,
     RealLaunch,
+    all_written,
     as_defined,
     imported,
     ints,
@@ -126,6 +127,8 @@ def _packed(memory: Memory, *, batch: int) -> None:
     gates = torch.empty(batch, 2 * VALUE_HEADS, dtype=torch.bfloat16)
     weights = [torch.empty(VALUE_HEADS) for _ in "ab"]
     indices = table[:, 0].contiguous()
+    out = torch.empty(batch, 1, VALUE_HEADS, SIZE, dtype=torch.bfloat16)
+    memory.scratch(out)
     owned(memory, states, readable=read, writable=write)
     read_only(memory, mixed, gates, *weights, indices)
     imported(*_RECURRENT).fused_recurrent_gated_delta_rule_packed_decode(
@@ -136,10 +139,11 @@ def _packed(memory: Memory, *, batch: int) -> None:
         dt_bias=weights[1],
         scale=SIZE**-0.5,
         initial_state=states,
-        out=torch.empty(batch, 1, VALUE_HEADS, SIZE, dtype=torch.bfloat16),
+        out=out,
         ssm_state_indices=indices,
         use_qk_l2norm_in_kernel=True,
     )
+    all_written(memory, out)
 
 
 def _chunked(memory: Memory, *, queries: Sequence[int]) -> None:
