@@ -215,7 +215,7 @@ def _text(value: Any) -> str:
 def _arguments(
     function: Any, bound: dict[str, Any], specialization: list[Any]
 ) -> tuple[list[str], list[Any]]:
-    """Arguments that are not compiled in, tuples flattened."""
+    """Arguments that are not compiled in; tuples and tensor descriptors flattened."""
     names: list[str] = []
     given: list[Any] = []
 
@@ -223,6 +223,10 @@ def _arguments(
         if isinstance(kind, tuple | list):
             for at, (inner, each) in enumerate(zip(kind, value, strict=True)):
                 visit(f"{name}[{at}]", inner, each)
+        elif kind.startswith("tensordesc"):
+            parts = _described(value)
+            names.extend([name] * len(parts))
+            given.extend(parts)
         elif kind != "constexpr":
             names.append(name)
             given.append(value)
@@ -232,6 +236,18 @@ def _arguments(
     ):
         visit(name, kind, value)
     return names, given
+
+
+def _described(descriptor: Any) -> list[Any]:
+    """What Triton passes in the place of a tensor descriptor once it is pointers.
+
+    Base, sizes and strides, whether padding is NaN and (from 3.7 on) values are
+    rounded; sizes and strides once more.
+    """
+    extents = [*descriptor.shape, *descriptor.strides]
+    rounded = getattr(descriptor, "round_f32_to_tf32", None)
+    flags = [descriptor.padding == "nan", *([] if rounded is None else [rounded])]
+    return [descriptor.base, *extents, *flags, *extents]
 
 
 @lru_cache(maxsize=_KERNELS_MAX)
@@ -283,5 +299,23 @@ def lowered(function: Any, target: Any, backend: Any, packed: Any) -> str:
     )
     stages: dict[str, Any] = {}
     backend.add_stages(stages, options, source.language)
-    text: str = stages["ttir"](module, {}).str()
+    module = stages["ttir"](module, {})
+    text: str = module.str()
+    if "tt.tensordesc" in text:
+        text = _through_pointers(module, context)
+    return text
+
+
+def _through_pointers(module: Any, context: Any) -> str:
+    """A module's text with descriptors written out as Triton does for older GPUs.
+
+    What they load and store is the same: lanes outside of the tensor are masked.
+    """
+    from triton._C.libtriton import ir, passes
+
+    manager = ir.pass_manager(context)
+    passes.ttir.add_rewrite_tensor_descriptor_to_pointer(manager)
+    passes.common.add_canonicalizer(manager)
+    manager.run(module, "make_ttir")
+    text: str = module.str()
     return text
