@@ -1,0 +1,1 @@
+"""The survey of a tree's Triton kernels."""
