@@ -28,7 +28,5 @@ def test_a_page_past_2_gib() -> None:
     assert in_child(addresses.far_page, page=2048, wide=True).findings == ()
     (finding,) = in_child(addresses.far_page, page=2048, wide=False).findings
     assert finding.kind == "wrapped"
-    assert finding.arithmetic.endswith(
-        "2048 x 1048576 = 2147483648 > 2147483647"
-    )
+    assert finding.arithmetic.endswith("2048 x 1048576 = 2147483648 > 2147483647")
     assert in_child(addresses.far_page, page=2047, wide=False).findings == ()
