@@ -299,3 +299,12 @@ def store_floats(out, N: tl.constexpr):
 def by_index(out, source, index, N: tl.constexpr):
     lanes = tl.arange(0, N)
     tl.store(out + lanes, tl.load(source + tl.load(index + lanes)))
+
+
+@triton.jit
+def single(out, source, scales):
+    """Tensors of one lane taken for scalars, a float among them."""
+    one = tl.arange(0, 1)
+    at = tl.load(source + one).item()
+    scale = tl.load(scales + one).item()
+    tl.store(out + at, (scale * 2).to(tl.int32))

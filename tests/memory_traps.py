@@ -233,3 +233,14 @@ def floats_over_integers() -> Launches:
         kernels.store_number[(4,)](held, 0)
         kernels.by_index[(1,)](out, source, held, N=4)
     return tuple(log.launches)
+
+
+def single() -> list[int]:
+    """One lane of a tensor is the address; in value mode one is the value."""
+    from tests import memory_kernels as kernels
+
+    out, source = ints(4), torch.tensor([2], dtype=torch.int32)
+    scales = torch.tensor([3.5])
+    with checked_launches(Memory(), values=True) as log:
+        kernels.single[(1,)](out, source, scales)
+    return right(log.launches[0], out)

@@ -30,6 +30,7 @@ from tests.memory_child import in_child
         (traps.same_in_the_end, [7]),
         (traps.bytes_of_either, [1, 11, 3, 13]),
         (traps.pointer_of_a_branch, [2, 3, 10, 11]),
+        (traps.single, [0, 0, 7, 0]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

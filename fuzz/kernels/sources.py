@@ -50,11 +50,16 @@ class SourceKernel:
 
 @dataclass(frozen=True)
 class _File:
-    """What one file defines, and which kernel which function of it launches."""
+    """What one file defines, and what its functions launch.
+
+    Attributes:
+        launched: Names of a launched kernel and of the function; the module that the
+            kernel is defined in, "" for any where it was imported.
+    """
 
     module: str
     kernels: list[tuple[SourceKernel, Functions]]
-    launched: list[tuple[str, str]]
+    launched: list[tuple[str, str, str]]
 
 
 def kernels_of(root: Path) -> tuple[SourceKernel, ...]:
@@ -95,15 +100,18 @@ def _joined(files: list[_File]) -> tuple[SourceKernel, ...]:
     called = {
         name for file in files for _, node in file.kernels for name in _called_in(node)
     }
-    launchers: dict[str, set[str]] = {}
+    launchers: dict[tuple[str, str], set[str]] = {}
     for file in files:
-        for launched, function in file.launched:
-            launchers.setdefault(launched, set()).add(function)
+        for launched, function, module in file.launched:
+            launchers.setdefault((launched, module), set()).add(function)
     found = []
     for file in files:
         for kernel, node in file.kernels:
             last = kernel.name.rpartition(".")[2]
-            by = launchers.get(last, set())
+            nobody: set[str] = set()
+            by = launchers.get((last, kernel.module), nobody) | launchers.get(
+                (last, ""), nobody
+            )
             serves = _returns_value(node) or (last in called and not by)
             found.append(replace(kernel, device=serves, launchers=tuple(sorted(by))))
     return tuple(found)
@@ -151,7 +159,10 @@ def _visit(
                 )
                 file.kernels.append((kernel, child))
             elif not function:
-                file.launched.extend((each, child.name) for each in _launched_in(child))
+                file.launched.extend(
+                    (each, child.name, "" if each in names else file.module)
+                    for each in _launched_in(child)
+                )
             inner = f"{prefix}{child.name}.<locals>."
             outer = function or child.name
         _visit(child, file, names, prefix=inner, function=outer)
@@ -227,7 +238,8 @@ def targets_naming(kernels: tuple[SourceKernel, ...]) -> dict[str, tuple[str, ..
             for each in targets
             if kernel.module in each.modules
             and each.names.intersection(
-                (kernel.name.rpartition(".")[2], *kernel.launchers)
+                # Of a kernel within a class, the class says which it is.
+                (kernel.name.partition(".")[0], *kernel.launchers)
             )
         )
         for kernel in kernels

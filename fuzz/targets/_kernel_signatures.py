@@ -30,6 +30,7 @@ _FLOATS = re.compile(
     r"(?i)scale|eps|alpha|beta|theta|temperature|factor|limit|threshold|cap|inv|rate"
     r"|clamp|fp8|min_val|max_val|slope|lambda"
 )
+_WHOLE = re.compile(r"(?i)stride|size|dim|len|numel|count|(^|_)(num|n|stop|start)(_|$)")
 _DTYPE_NAME = re.compile(r"(?i)dtype|_ty$|_type$")
 _FLAG_NAME = re.compile(
     r"^(IS|HAS|USE|ENABLE|DO|WITH|STORE|SAVE|INPLACE|APPLY|NEED|SKIP|FUSE|RETURN)_|^[a-z]"
@@ -140,7 +141,8 @@ def _type(parameter: Any, uses: _Uses, plan: _Plan) -> str:
         return f"tensordesc<{plan.floats or 'bf16'}[{sizes}]>"
     if name in uses.pointers or _POINTER_NAME.search(name):
         return "*" + _pointee(name, uses, plan)
-    return "fp32" if _FLOATS.search(name) and name not in uses.integers else "i32"
+    whole = name in uses.integers or _WHOLE.search(name)
+    return "fp32" if _FLOATS.search(name) and not whole else "i32"
 
 
 def _pointee(name: str, uses: _Uses, plan: _Plan) -> str:
@@ -261,8 +263,12 @@ def _of_call(
     elif word in {"range", "static_range"}:
         uses.integers |= {each.id for each in given if isinstance(each, ast.Name)}
     for keyword in node.keywords:
-        if keyword.arg == "dtype" and isinstance(keyword.value, ast.Name):
-            uses.dtypes |= {keyword.value.id} & names
+        if not isinstance(keyword.value, ast.Name) or keyword.value.id not in names:
+            continue
+        if keyword.arg == "dtype":
+            uses.dtypes.add(keyword.value.id)
+        elif keyword.arg == "input_precision":
+            uses.words.setdefault(keyword.value.id, ["ieee"])
 
 
 def _of_callee(

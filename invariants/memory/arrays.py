@@ -112,6 +112,10 @@ def _splat(operation: Operation, value: Lanes) -> Lanes:
     return rearranged(value, shape, lambda a: a.reshape(a.shape[0], *ones))
 
 
+def _unsplat(_: Operation, value: Lanes) -> Lanes:
+    return reshaped(value, ())
+
+
 def expanded(value: Lanes, shape: tuple[int, ...]) -> Lanes:
     """The same value with more lanes along axes of size 1."""
     if len(value.shape) != len(shape):
@@ -455,6 +459,7 @@ OPERATIONS: Mapping[str, Maker] = {
     "arith.constant": _constant,
     "tt.make_range": _range,
     "tt.splat": _each(_splat),
+    "tt.unsplat": _each(_unsplat),
     "tt.broadcast": _each(_broadcast),
     "tt.expand_dims": _each(_expand_dims),
     "tt.reshape": _each(_reshape),

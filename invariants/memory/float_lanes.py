@@ -150,6 +150,10 @@ def _splat(operation: Operation, value: Floats) -> Floats:
     return expanded(value, operation.types[-1].shape)
 
 
+def _unsplat(_: Operation, value: Floats) -> Floats:
+    return rearranged(value, (), lambda a: a.reshape(a.shape[0]))
+
+
 def expanded(value: Floats, shape: tuple[int, ...]) -> Floats:
     """The same value with more lanes along axes of size 1."""
     if len(value.shape) != len(shape):
@@ -195,6 +199,7 @@ def _transpose(operation: Operation, value: Floats) -> Floats:
 STRUCTURAL: Mapping[str, Callable[[Operation, Floats], Floats]] = MappingProxyType(
     {
         "tt.splat": _splat,
+        "tt.unsplat": _unsplat,
         "tt.broadcast": _broadcast,
         "tt.expand_dims": _expand_dims,
         "tt.reshape": _reshape,
