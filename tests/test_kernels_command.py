@@ -196,3 +196,13 @@ def test_a_module_of_a_release() -> None:
     assert ("arith.cmpf", "a branch") in {
         (gap["operation"], gap["what"]) for gap in rows["_min_p_kernel"]["gaps"]
     }
+
+
+def test_a_launch_of_the_catalogue_gives_its_signature() -> None:
+    match = "v1.worker.block_table:ComputeSlotMappingKernel"
+    done = run("0.33.0", "--match", match, "--json", "--jobs", "1")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)["kernels"]
+    assert row["signature"] == "launched"
+    assert "slot mapping, block 16" in row["launches"]
+    assert row["undecided"] == []

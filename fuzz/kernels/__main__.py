@@ -115,7 +115,8 @@ def _tasks(kernels: list[SourceKernel]) -> list[Task]:
     modules: dict[str, list[SourceKernel]] = {}
     for kernel in kernels:
         modules.setdefault(kernel.module, []).append(kernel)
-    names = tuple({each.name.rpartition(".")[2] for each in kernels})
+    # As launches name them: qualified, without module.
+    names = tuple({each.name for each in kernels})
     return [
         *(Task(module=name, launching=names) for name in catalogue()),
         *(
