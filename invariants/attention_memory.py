@@ -6,10 +6,10 @@ named with the numbers that show it.
 """
 
 from dataclasses import dataclass
-from itertools import groupby
 
-from invariants.memory.findings import Finding, Kind, Undecided
-from invariants.model import Invariant, Judgement, Violation
+from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.memory.findings import Finding, Undecided
+from invariants.model import Invariant, Judgement
 from invariants.verify_attention import (
     LAST_BLOCK,
     LONG_QUERY,
@@ -72,14 +72,7 @@ STORES = Invariant(
 )
 INVARIANTS = (EXACT, OWNED, SCRATCH, STORES)
 
-_LAWS: dict[Kind, Invariant] = {
-    "wrapped": EXACT,
-    "outside the view": OWNED,
-    "page not owned": OWNED,
-    "never written": SCRATCH,
-    "stored twice": STORES,
-    "read-only": STORES,
-}
+_LAWS = KernelLaws(exact=EXACT, owned=OWNED, stores=STORES, scratch=SCRATCH)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,9 +97,7 @@ def judge(case: Case, observation: Observation) -> Judgement:
     if launch.raised is not None:
         # The wrapper's own law; `verify_attention` judges it.
         skipped = f"the wrapper raised {launch.raised.type}"
-    if observation.undecided and not observation.findings:
-        first = observation.undecided[0]
-        skipped = f"undecided: {first.kernel}: {first.reason} ({first.place})"
+    skipped = skipped or undecided_reason(observation.findings, observation.undecided)
     if skipped:
         return Judgement(
             judged=frozenset(),
@@ -114,33 +105,8 @@ def judge(case: Case, observation: Observation) -> Judgement:
             labels=frozenset(),
             skipped=skipped,
         )
-    ordered = sorted(observation.findings, key=_site)
-    violations = [_violation(case, next(each)) for _, each in groupby(ordered, _site)]
     return Judgement(
         judged=frozenset(law.id for law in INVARIANTS),
-        violations=tuple(violations),
+        violations=_LAWS.violations(observation.findings, origin=case.origin),
         labels=boundaries(case, launch),
-    )
-
-
-def _site(finding: Finding) -> tuple[str, str]:
-    """Law and site: kernel and tensor, which stay when the source is edited."""
-    return _LAWS[finding.kind].id, f"{finding.kernel}: {finding.tensor}"
-
-
-def _violation(case: Case, finding: Finding) -> Violation:
-    law, site = _site(finding)
-    return Violation(
-        invariant=law,
-        target=TARGET,
-        origin=case.origin,
-        site=site,
-        message=finding.message,
-        evidence={
-            "value": finding.value,
-            "wrapped": finding.wrapped,
-            "limit": finding.limit,
-            "program": list(finding.program),
-            "lane": list(finding.lane),
-        },
     )

@@ -1,12 +1,14 @@
 """Generates repro.py: one file that shows a fault on vLLM's real code, without kvfuzz.
 
 The project modules that a case needs are flattened below its case; no module of the
-target is imported for it. Same case and same sources give the same bytes.
+target is imported for it. What only the memory checker can show has a script that needs
+the project, and says so. Same case and same sources give the same bytes.
 """
 
 import ast
 import json
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import fuzz.targets
@@ -39,20 +41,31 @@ Input:     {origin}
 Found on:  vLLM {version} (tree {digest}{patches}), torch {torch}, triton {triton},
            Python {python}
 
-Run it with Python 3.11 or 3.12, torch, triton and vLLM; nothing else is needed, no GPU
-and no compiled vLLM either (vLLM's Python files and what they import are enough):
+{needs}
 
     python repro.py                 vLLM as installed
     python repro.py --vllm PATH     a folder that contains vllm/
 
-BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix at the end of
-this file applied in memory. Exit status: 1 when the fault shows, 0 when it does not,
-2 when neither is known. The case is CASE_JSON; run() calls vLLM with it, judge() checks
-what came of it, FIXES holds the fix.
+BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix
+{fixes} applied in memory.
+Exit status: 1 when the fault shows, 0 when it does not, 2 when neither is known. The
+case is CASE_JSON; run() calls vLLM with it, judge() checks what came of it, FIXES holds
+the fix.
 {killed}
 Generated from case.json and kvfuzz's sources; do not edit, but generate it anew:
     python -m reproducers script {id}
 """
+
+ALONE = """\
+Run it with Python 3.11 or 3.12, torch, triton and vLLM; nothing else is needed, no GPU
+and no compiled vLLM either (vLLM's Python files and what they import are enough):"""
+PACKAGED = """\
+Run it where kvfuzz is installed (`pip install -e .` in its folder): its memory checker,
+which is too large for one file, is what shows this fault. Beside it torch, triton and
+vLLM are needed, no GPU and no compiled vLLM (vLLM's Python files and what they import
+are enough):"""
+# Of the project itself, so that a script whose target imports it cannot stand alone.
+CHECKER = "invariants.memory."
 
 KILLED = """
 Each arm runs in a process of its own. That a process is killed (signal 11, say) is the
@@ -97,6 +110,20 @@ if __name__ == "__main__":
 """
 
 
+PACKAGED_IMPORTS = """\
+import sys
+
+from fuzz.boot import prepare
+from fuzz.runtime import Runtime
+from invariants.{target} import Case, judge
+from invariants.model import FaultKey, decode
+from reproducers.fixes.{target} import FIXES
+from reproducers.standalone import Claim, is_arm, put_tree_first, run_arm, run_both
+"""
+
+PACKAGED_RUN = "from fuzz.targets.{target} import absent, run\n"
+
+
 def project_roots() -> tuple[Path, ...]:
     """Folders that hold the rooms: the project's, then those of users' targets."""
     return tuple(Path(each).parents[1] for each in fuzz.targets.__path__)
@@ -117,6 +144,8 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     shown = _shown_as(saved, roots)
     target = shown.target
     target_source = load(f"fuzz.targets.{target}", roots)
+    if any(need.startswith(CHECKER) for need in target_source.needs):
+        return _packaged(saved, assignment(target_source, "RUNTIME"))
     shared = ordered((f"invariants.{target}", "reproducers.standalone"), roots)
     names = {source.name for source in shared}
     fixes = _fixes(target, roots)
@@ -135,13 +164,7 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     parts += [
         _heading("The case and what is claimed of it; the first process ends here"),
         f"{runtime}\n",
-        ARMS.format(
-            target=target,
-            invariant=shown.invariant,
-            origin=shown.origin,
-            site=shown.site,
-            exception=shown.exception,
-        ),
+        _arms(shown),
         *(section(source) for source in boot),
         _heading("vLLM can be imported from here on"),
         PREPARED,
@@ -155,27 +178,61 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     return text
 
 
+def _packaged(saved: Saved, runtime: str) -> str:
+    """The script of a fault that only the memory checker shows."""
+    parts = [
+        _docstring(saved, isolated=False, packaged=True),
+        PACKAGED_IMPORTS.format(target=saved.target),
+        f'CASE_JSON = """\\\n{_quoted(json_text(saved.case))}\n"""\n',
+        f"{runtime}\n",
+        _arms(_key(saved)),
+        PREPARED,
+        PACKAGED_RUN.format(target=saved.target),
+        ARM,
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _arms(key: FaultKey) -> str:
+    return ARMS.format(
+        target=key.target,
+        invariant=key.invariant,
+        origin=key.origin,
+        site=key.site,
+        exception=key.exception,
+    )
+
+
+def _key(saved: Saved) -> FaultKey:
+    # Of a fault beside a known one the fixed arm fails too, and with the same key.
+    site, _ = split_site(saved.site)
+    return FaultKey(
+        target=saved.target,
+        invariant=saved.invariant,
+        origin=saved.origin,
+        site=site,
+        exception=saved.exception,
+    )
+
+
 def _shown_as(saved: Saved, roots: tuple[Path, ...]) -> FaultKey:
     """What the script claims: the fault, or what stands in for it.
 
     The memory checker is no part of a script: its targets name one whose process dies
     of the same access (`STAND_IN`: target, law, ending), and which takes the same case.
     """
-    target, invariant, exception = saved.target, saved.invariant, saved.exception
-    # Of a fault beside a known one the fixed arm fails too, and with the same key.
-    site, _ = split_site(saved.site)
-    declared = assignment(load(f"fuzz.targets.{target}", roots), "STAND_IN", default="")
-    if declared:
-        target, invariant, exception = ast.literal_eval(
-            declared.partition("=")[2].strip()
-        )
-        site = site.partition(": ")[0]
-    return FaultKey(
+    key = _key(saved)
+    source = load(f"fuzz.targets.{saved.target}", roots)
+    declared = assignment(source, "STAND_IN", default="")
+    if not declared:
+        return key
+    target, invariant, exception = ast.literal_eval(declared.partition("=")[2].strip())
+    return replace(
+        key,
         target=target,
         invariant=invariant,
-        origin=saved.origin,
-        site=site,
         exception=exception,
+        site=key.site.partition(": ")[0],
     )
 
 
@@ -190,7 +247,7 @@ def _heading(text: str) -> str:
     return f"{RULE}\n# {text}.\n{RULE}"
 
 
-def _docstring(saved: Saved, *, isolated: bool) -> str:
+def _docstring(saved: Saved, *, isolated: bool, packaged: bool = False) -> str:
     found_on = saved.found_on
     about = ABOUT.format(
         title=f"{saved.id}: {saved.invariant} is broken at {saved.site}.",
@@ -204,6 +261,12 @@ def _docstring(saved: Saved, *, isolated: bool) -> str:
         torch=found_on.torch,
         triton=found_on.triton,
         python=found_on.python,
+        needs=PACKAGED if packaged else ALONE,
+        fixes=(
+            f"of kvfuzz's reproducers/fixes/{saved.target}.py"
+            if packaged
+            else "at the end of this file"
+        ),
         killed=KILLED if isolated else "",
         id=saved.id,
     )

@@ -21,7 +21,7 @@ from fuzz.trees import DEFAULT_RELEASE, resolve
 from invariants.model import FaultKey, Origin, digest, encode
 from reproducers.case_file import Saved
 from reproducers.flatten import PACKAGES, ScriptError
-from reproducers.script import project_roots, script
+from reproducers.script import PACKAGED, project_roots, script
 from reproducers.store import STORE, entries, read
 from tests.saved_faults import BAD, GOOD, found_on, save_toy, toy_rooms, write_tree
 
@@ -46,13 +46,19 @@ def poison(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def packages(text: str, poison: Path) -> Path:
+    """What a script finds of this project: nothing, unless it says that it needs it."""
+    return PROJECT if PACKAGED in text else poison
+
+
 def run(
     path: Path, poison: Path, *arguments: str
 ) -> "subprocess.CompletedProcess[str]":
+    found = packages(path.read_text(encoding="utf-8"), poison)
     return subprocess.run(
         [sys.executable, str(path), *arguments],
         cwd=poison.parent,
-        env={**os.environ, "PYTHONPATH": str(poison)},
+        env={**os.environ, "PYTHONPATH": str(found)},
         capture_output=True,
         text=True,
         check=False,

@@ -158,7 +158,7 @@ def fill_cache(
             extent
             for view in views.tensors()
             for block in blocks
-            for extent in _extents(pool, view, block)
+            for extent in block_extents(pool, view, block)
         ]
 
     null = extents(NULL_BLOCK) if null_block else []
@@ -177,7 +177,7 @@ def fill_cache(
             views.value_scale[block, :slots] = contents.value_scale[index, :slots]
 
 
-def _extents(
+def block_extents(
     pool: SparsePool, view: torch.Tensor, block: int
 ) -> Iterator[tuple[int, int]]:
     """Bytes of the pool from first to last element of each head of a block."""

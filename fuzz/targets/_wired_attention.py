@@ -30,7 +30,7 @@ class NotInThisReleaseError(Exception):
     """A wired configuration that the release never makes; says which."""
 
 
-class _NoFill(TorchFunctionMode):
+class NoFill(TorchFunctionMode):
     """The tree fills whole scale caches with ones; a sparse pool cannot be touched."""
 
     def __torch_function__(
@@ -52,7 +52,7 @@ def wired_arguments(
     """
     from vllm.v1.attention.backends import triton_attn
 
-    spec = _wired_spec(case)
+    spec = wired_spec(case)
     size = spec.page_size_bytes * case.layout.pool_blocks * case.layers
     fp8 = case.cache == "fp8"
     layer = SimpleNamespace(
@@ -73,12 +73,12 @@ def wired_arguments(
     launched: list[dict[str, Any]] = []
     real = triton_attn.unified_attention
     with sparse_pool(max(size, documented_geometry(case).size_bytes)) as pool:
-        kv_cache = _wired_view(case, spec, pool.bytes[:size].view(torch.int8))
+        kv_cache = wired_view(case, spec, pool.bytes[:size].view(torch.int8))
         metadata = _wired_metadata(case, spec, batch)
         unused = torch.empty(0)
         triton_attn.unified_attention = lambda **arguments: launched.append(arguments)
         try:
-            with _NoFill():
+            with NoFill():
                 implementation.forward(
                     layer, batch.query, unused, unused, kv_cache, metadata, batch.out
                 )
@@ -111,7 +111,7 @@ def documented_geometry(case: Case) -> Geometry:
     )
 
 
-def _wired_spec(case: Case) -> Any:
+def wired_spec(case: Case) -> Any:
     """The layer's spec as the release makes it, padded as its page unifier pads."""
     from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
     from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
@@ -137,7 +137,7 @@ def _wired_spec(case: Case) -> Any:
     return spec
 
 
-def _wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
+def wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
     """The layer's view of the raw pool, by the release's own code."""
     from vllm.v1 import kv_cache_interface
     from vllm.v1.worker.gpu import attn_utils

@@ -4,17 +4,15 @@ In address mode no key or value is loaded, so that the pool needs no contents; t
 lengths and scratch are real tensors.
 """
 
-from dataclasses import replace
-
 import torch
 
 from fuzz.runtime import Control, Runtime
+from fuzz.targets._checked import findings_of
 from fuzz.targets._escaped import tree_raised
 from fuzz.targets._verify_batch import Batch, make_batch
 from fuzz.targets._verify_launch import Launch, attention_absent, opened_launch
 from fuzz.targets._wired_attention import NotInThisReleaseError
 from invariants.attention_memory import Observation
-from invariants.memory.findings import Finding
 from invariants.memory.launches import Log, checked_launches
 from invariants.memory.regions import Memory, Ownership
 from invariants.scheduling import NULL_BLOCK
@@ -90,15 +88,6 @@ def _observed(launch: Launch, log: Log) -> Observation:
             scale_head_stride=0 if scale is None else scale.stride(2),
             element_bytes=launch.views.key.element_size(),
         ),
-        findings=tuple(_without_root(each) for each in log.findings),
+        findings=findings_of(log),
         undecided=log.undecided,
     )
-
-
-def _without_root(finding: Finding) -> Finding:
-    """A finding whose file is named from its package on, as in every checkout."""
-    for package in ("/vllm/", "/fuzz/"):
-        before, found, after = finding.file.rpartition(package)
-        if found and before:
-            return replace(finding, file=f"{package[1:]}{after}")
-    return finding

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,6 +56,14 @@ def virtual_pool(size_bytes: int) -> Iterator[torch.Tensor]:
         yield torch.frombuffer(memory, dtype=torch.uint8)
     finally:
         libc.munmap(ctypes.c_void_p(start), ctypes.c_size_t(size_bytes))
+
+
+def sparse_flags(count: int) -> NDArray[np.bool_]:
+    """``[count]`` of False, one for each byte of a pool; only what is set has pages."""
+    if not count:
+        return np.zeros(0, dtype=np.bool_)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, count, flags=flags), dtype=np.bool_)
 
 
 def poison(view: torch.Tensor) -> None:

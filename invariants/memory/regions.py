@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from invariants.memory.pools import sparse_flags
+
 # Runs of bytes kept apart where floats were stored; more are taken for one.
 _RUNS_MAX = 64
 
@@ -110,7 +112,7 @@ class Storage:
     def sharpen(self) -> None:
         """Turn blurred runs into doubtful bytes, which can be known again."""
         if self.doubtful is None:
-            self.doubtful = np.zeros(len(self.content), dtype=np.bool_)
+            self.doubtful = sparse_flags(len(self.content))
         for first, last in self.blurred:
             self.doubtful[first:last] = True
         self.blurred = []

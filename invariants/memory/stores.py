@@ -21,6 +21,7 @@ from invariants.memory.lanes import (
     unknown,
 )
 from invariants.memory.pointers import Pointer
+from invariants.memory.pools import sparse_flags
 from invariants.memory.regions import Region, Storage
 from invariants.memory.ttir import Operation
 
@@ -327,12 +328,13 @@ def _mark(storage: Storage, at: Ints, size: int, unsure: Bools) -> None:
     """Note which bytes are no longer known, and which are known again."""
     if not len(storage.content):
         return
-    if storage.blurred:
+    if storage.blurred and not bool(unsure.all()):
+        # A run may be as long as the pool: it is split only for what becomes known.
         storage.sharpen()
     if storage.doubtful is None:
         if not bool(unsure.any()):
             return
-        storage.doubtful = np.zeros(len(storage.content), dtype=np.bool_)
+        storage.doubtful = sparse_flags(len(storage.content))
     for byte in range(size):
         storage.doubtful[at + byte] = unsure
 

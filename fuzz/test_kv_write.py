@@ -1,0 +1,16 @@
+"""Kernels that write keys and values, under the memory checker."""
+
+from fuzz.campaign import Campaign
+
+# A case costs ten times what one of the plainer targets does.
+SHARE = 0.2
+
+
+def test_contract(campaign: Campaign) -> None:
+    """The wrappers on views of any geometry."""
+    campaign.search("kv_write", origin="contract", share=SHARE)
+
+
+def test_wired(campaign: Campaign) -> None:
+    """The backend's cache update on the pool as the release views it."""
+    campaign.search("kv_write", origin="wired", share=SHARE)
