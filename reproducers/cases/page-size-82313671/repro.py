@@ -16,10 +16,11 @@ and no compiled vLLM either (vLLM's Python files and what they import are enough
     python repro.py                 vLLM as installed
     python repro.py --vllm PATH     a folder that contains vllm/
 
-BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix at the end of
-this file applied in memory. Exit status: 1 when the fault shows, 0 when it does not,
-2 when neither is known. The case is CASE_JSON; run() calls vLLM with it, judge() checks
-what came of it, FIXES holds the fix.
+BROKEN ARM runs the case on that vLLM as it is, FIXED ARM with the fix
+at the end of this file applied in memory.
+Exit status: 1 when the fault shows, 0 when it does not, 2 when neither is known. The
+case is CASE_JSON; run() calls vLLM with it, judge() checks what came of it, FIXES holds
+the fix.
 
 Generated from case.json and kvfuzz's sources; do not edit, but generate it anew:
     python -m reproducers script page-size-82313671
@@ -1998,10 +1999,13 @@ def function_source(modules: tuple[str, ...], function: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The Python function inside a staticmethod, classmethod or Triton JIT object."""
+    """The Python function inside a staticmethod, classmethod or Triton's wrappers."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
-    return getattr(value, "fn", value)
+    while hasattr(value, "fn"):
+        # A JIT function, and what autotunes it or computes some of its arguments.
+        value = value.fn
+    return value
 
 
 def _recompiled(module: ModuleType, holder: Any, function: str, source: str) -> Any:
@@ -2910,18 +2914,21 @@ def tree_raised(error: BaseException) -> Raised:
     exception that counts.
 
     Raises:
-        BaseException: The error itself, when no function of the tree was active: the
-            fault is the harness's own.
+        BaseException: The error itself, when no function of the tree was active, or
+            one of ours that the tree had called: the fault is the harness's own.
     """
     inner = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
-    site = ""
+    site, ours = "", False
     for frame in _frames(error, inner):
         # An edited function keeps its module's globals, and so its name.
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == "vllm":
+        root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if root == "vllm":
             site = frame.f_code.co_qualname
-    if not site:
+        # The memory checker runs below the tree; Triton, which it calls, is judged.
+        ours = root == "invariants"
+    if not site or ours:
         raise error
     message = str(inner)[:MESSAGE_CHARACTERS]
     return Raised(type=type(inner).__name__, message=message, site=site)
