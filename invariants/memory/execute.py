@@ -231,6 +231,9 @@ class Run:
                 continue
             if kind.pointer:
                 raise UndecidedError(f"{operation.name} gives pointers", operation)
+            if operation.name.startswith("tt.") and len(operation.types) == 1:
+                # The one type may be an operand's: the result's shape is not known.
+                raise UndecidedError(f"{operation.name} is not known", operation)
             if operation.name == "arith.cmpf":
                 kind = Type(kind.shape, "i1")  # noqa: PLW2901
             frame.values[result] = unknown(kind.bits, kind.shape)
