@@ -12,7 +12,7 @@ from invariants.model import Origin
 from invariants.scheduling import PrefixLayout
 from invariants.verify_case import CacheDtype, Case, Dtype, Kernel, Order, Page
 from strategies import verify_attention
-from strategies.block_sizes import DEPLOYED_BLOCK_SIZES
+from strategies.block_sizes import NARROW, ODD, WIDE, WIDER
 from strategies.prefix_layouts import prefix_layouts
 from strategies.verify_attention import (
     boundaries_of,
@@ -24,14 +24,12 @@ from strategies.verify_attention import (
 
 control_cases = verify_attention.control_cases
 
-# Of hybrid models, from the smallest to the reported one.
-_NARROW, _ODD, _WIDE, _WIDER = (DEPLOYED_BLOCK_SIZES[at] for at in (0, 1, 2, 6))
 # Types of elements and cache, KV heads, queries for each, head and block size, page.
 _Configuration = tuple[Dtype, CacheDtype, int, int, int, int, Page, Order]
 _WIRED: tuple[_Configuration, ...] = (
     ("bfloat16", "auto", 2, 4, 64, 16, "halves", "tokens"),
     ("bfloat16", "auto", 1, 2, 32, 48, "halves", "heads"),
-    ("float16", "auto", 2, 8, 256, _WIDE, "halves", "tokens"),
+    ("float16", "auto", 2, 8, 256, WIDE, "halves", "tokens"),
     ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "halves", "planes"),
     ("bfloat16", "int8_per_token_head", 4, 1, 128, 64, "halves", "heads"),
     ("float16", "fp8_per_token_head", 3, 1, 64, 16, "halves", "tokens"),
@@ -40,13 +38,13 @@ _WIRED: tuple[_Configuration, ...] = (
 )
 _CONTRACT: tuple[_Configuration, ...] = (
     ("float16", "auto", 1, 1, 16, 1, "halves", "tokens"),
-    ("bfloat16", "auto", 4, 6, 256, _WIDER, "apart", "tokens"),
+    ("bfloat16", "auto", 4, 6, 256, WIDER, "apart", "tokens"),
     ("float32", "auto", 2, 2, 80, 7, "interleaved", "heads"),
     ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "apart", "planes"),
     ("bfloat16", "int8_per_token_head", 4, 2, 64, 17, "interleaved", "tokens"),
     ("float16", "fp8_per_token_head", 3, 1, 128, 33, "halves", "heads"),
-    ("bfloat16", "fp8", 2, 7, 64, _ODD, "apart", "heads"),
-    ("bfloat16", "auto", 3, 1, 96, _NARROW, "interleaved", "planes"),
+    ("bfloat16", "fp8", 2, 7, 64, ODD, "apart", "heads"),
+    ("bfloat16", "auto", 3, 1, 96, NARROW, "interleaved", "planes"),
 )
 _CONTRACT_KERNELS: tuple[Kernel, ...] = ("unified_2d", "unified_3d")
 _LONG_TOKENS = 1700

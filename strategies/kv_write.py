@@ -18,11 +18,9 @@ from invariants.verify_case import (
     Order,
     Page,
 )
-from strategies.block_sizes import DEPLOYED_BLOCK_SIZES
+from strategies.block_sizes import NARROW, ODD, WIDE, WIDER
 from strategies.verify_attention import MAX_POOL_BLOCKS, boundaries_of, pool_blocks
 
-# Of hybrid models, from the smallest to the reported one.
-_NARROW, _ODD, _WIDE, _WIDER = (DEPLOYED_BLOCK_SIZES[at] for at in (0, 1, 2, 6))
 # Form, types of elements and cache, KV heads, sizes of key and value, block size, page.
 _Configuration = tuple[Form, Dtype, CacheDtype, int, int, int, int, Page, Order]
 _INT8: CacheDtype = "int8_per_token_head"
@@ -30,7 +28,7 @@ _FP8: CacheDtype = "fp8_per_token_head"
 _WIRED: tuple[_Configuration, ...] = (
     ("flash", "bfloat16", "auto", 2, 64, 64, 16, "halves", "tokens"),
     ("flash", "bfloat16", "auto", 1, 32, 32, 48, "halves", "heads"),
-    ("flash", "float16", "auto", 2, 256, 256, _WIDE, "halves", "tokens"),
+    ("flash", "float16", "auto", 2, 256, 256, WIDE, "halves", "tokens"),
     ("flash", "bfloat16", "fp8", 2, 128, 128, 32, "halves", "tokens"),
     ("flash", "bfloat16", "auto", 5, 96, 96, 16, "halves", "planes"),
     ("per_token_head", "bfloat16", _INT8, 4, 128, 128, 64, "halves", "tokens"),
@@ -40,18 +38,18 @@ _WIRED: tuple[_Configuration, ...] = (
 )
 _CONTRACT: tuple[_Configuration, ...] = (
     ("flash", "float16", "auto", 1, 16, 16, 1, "halves", "tokens"),
-    ("flash", "bfloat16", "auto", 4, 256, 256, _WIDER, "apart", "tokens"),
+    ("flash", "bfloat16", "auto", 4, 256, 256, WIDER, "apart", "tokens"),
     ("flash", "float32", "auto", 2, 80, 80, 7, "interleaved", "heads"),
-    ("flash", "bfloat16", "fp8", 2, 64, 64, _ODD, "apart", "heads"),
-    ("flash", "bfloat16", "auto", 3, 96, 96, _NARROW, "interleaved", "planes"),
+    ("flash", "bfloat16", "fp8", 2, 64, 64, ODD, "apart", "heads"),
+    ("flash", "bfloat16", "auto", 3, 96, 96, NARROW, "interleaved", "planes"),
     ("heads_first", "bfloat16", "auto", 2, 64, 64, 16, "apart", "heads"),
-    ("heads_first", "bfloat16", "fp8", 3, 128, 128, _WIDE, "apart", "heads"),
+    ("heads_first", "bfloat16", "fp8", 3, 128, 128, WIDE, "apart", "heads"),
     ("per_token_head", "bfloat16", _INT8, 3, 32, 32, 16, "apart", "planes"),
     ("per_token_head", "bfloat16", _INT8, 4, 64, 64, 17, "interleaved", "tokens"),
     ("per_token_head", "float16", _FP8, 3, 128, 128, 33, "halves", "heads"),
     ("diffkv", "bfloat16", "auto", 2, 192, 128, 16, "interleaved", "tokens"),
     ("diffkv", "float16", "auto", 3, 40, 24, 48, "interleaved", "heads"),
-    ("diffkv", "bfloat16", "fp8", 1, 128, 64, _WIDE, "interleaved", "tokens"),
+    ("diffkv", "bfloat16", "fp8", 1, 128, 64, WIDE, "interleaved", "tokens"),
 )
 # Blocks of the step, counted from the pool's end, and runs of tokens in them.
 _RANKS_MAX = 6
