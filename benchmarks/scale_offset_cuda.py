@@ -13,6 +13,8 @@ import json
 import subprocess
 import sys
 
+from benchmarks.on_card import prepare
+
 BLOCK_SIZE, HEADS, HEAD_SIZE = 8, 3, 16
 # Bytes of one head of one block: keys, values, and a float32 scale of each, per slot.
 SLOT_BYTES = 2 * HEAD_SIZE + 8
@@ -24,6 +26,7 @@ ARMS = {"below": WRAPS_FROM_BLOCKS - 64, "beyond": WRAPS_FROM_BLOCKS + 64}
 
 def run_arm(blocks: int) -> None:
     """Attend to one token in the pool's last block; print what came out."""
+    prepare()
     import torch
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
     from vllm.v1.kv_cache_interface import get_kv_quant_mode

@@ -67,7 +67,7 @@ def _contents(dtype: str, seed: int, at: int) -> NDArray[Any]:
     return values.astype(kind)
 
 
-def _memory(program: Program) -> Contents:
+def memory_of(program: Program) -> Contents:
     """Inputs, then outputs filled with a mark."""
     given = [
         _contents(dtype, program.seed, at) for at, dtype in enumerate(program.inputs)
@@ -85,7 +85,7 @@ def checked(program: Program) -> Outcome:
     boot.prepare(platform="cpu", triton="jit")
     from invariants.memory.launches import checked_launches
 
-    memory = _memory(program)
+    memory = memory_of(program)
     tensors = [torch.from_numpy(each) for each in memory]
     kernel = module_of(program.source).kernel
     with checked_launches() as log:
@@ -106,7 +106,7 @@ def interpreted(program: Program) -> Contents:
     boot.prepare(platform="cpu", triton="interpret")
     from fuzz.targets._interpreter import corrected_interpreter
 
-    memory = _memory(program)
+    memory = memory_of(program)
     tensors = [torch.from_numpy(each) for each in memory]
     with corrected_interpreter():
         kernel = module_of(program.source).kernel

@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 
-from invariants.kernel_shapes import KernelShape
-from invariants.scheduling import PrefixLayout
-from invariants.verify_case import Case
 from tests import value_attention, value_checks, value_delta_rule, value_launches
 from tests import value_results as results
 from tests.elsewhere import Elsewhere
 from tests.memory_child import in_child
+from tests.recorded import (
+    ATTENTION,
+    ATTENTION_CACHES,
+    ATTENTION_KERNELS,
+    attention_case,
+)
 from tests.value_launches import Outcome
 
 WIDE = ("float64", "float32")
@@ -196,29 +199,6 @@ def test_address_mode_needs_no_torch() -> None:
 
 # --- real kernels ---------------------------------------------------------------------
 
-ATTENTION = Case(
-    format_version=1,
-    origin="contract",
-    kernel="unified_2d",
-    dtype="bfloat16",
-    cache="auto",
-    shape=KernelShape(kv_heads=2, queries_per_kv=2, head_size=32),
-    layout=PrefixLayout(
-        pool_blocks=5,
-        block_sizes=(16,),
-        num_tokens=(37, 4),
-        block_ids=(((3, 4, 1), (2,)),),
-        prefix_tokens=(0, 0),
-    ),
-    query_lens=(3, 1),
-    window=0,
-    page="halves",
-    order="tokens",
-    layers=1,
-    padding=0,
-    fused_query=True,
-    seed=1,
-)
 # A kernel, what it is called with, a piece of its source and what makes it wrong.
 DIVIDED = (
     "key_tile = key_load if key_load.dtype.is_fp8() else key_load / tl.load(k_scale)"
@@ -335,25 +315,12 @@ def test_a_cache_of_the_models_dtype(dtype: str, tree: Elsewhere) -> None:
 
 @pytest.mark.subject
 @pytest.mark.network
-@pytest.mark.parametrize("kernel", ["unified_2d", "unified_3d", "control_fixed"])
-@pytest.mark.parametrize(
-    ("dtype", "cache"),
-    [
-        ("float16", "auto"),
-        ("bfloat16", "auto"),
-        ("bfloat16", "fp8"),
-        ("bfloat16", "int8_per_token_head"),
-        ("bfloat16", "fp8_per_token_head"),
-    ],
-)
+@pytest.mark.parametrize("kernel", ATTENTION_KERNELS)
+@pytest.mark.parametrize(("dtype", "cache"), ATTENTION_CACHES)
 def test_attention_equals_dense_attention(
     kernel: Any, dtype: Any, cache: Any, tree: Elsewhere
 ) -> None:
-    page: Any = "apart" if cache.endswith("head") else "halves"
-    case = replace(ATTENTION, kernel=kernel, cache=cache, dtype=dtype, page=page)
-    if kernel == "unified_3d":
-        # The older release splits keys for one query token each.
-        case = replace(case, query_lens=(1, 1))
+    case = attention_case(kernel, dtype, cache)
     outcome = tree.call(value_attention.attention, case)
     assert_right(outcome)
     assert max(outcome.excess.values()) == 0.0

@@ -203,6 +203,11 @@ class Memory:
         """Make a tensor known whose address a kernel finds in a table of pointers."""
         self._tables[tensor.data_ptr()] = self.region(tensor, name=name)
 
+    @property
+    def has_tables(self) -> bool:
+        """Whether tensors were made known by `table`."""
+        return bool(self._tables)
+
     def storage(self, tensor: Any) -> Storage:
         """The storage of a tensor; kept alive as long as this memory."""
         untyped = tensor.untyped_storage()
