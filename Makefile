@@ -7,14 +7,17 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.stamp
 TREE_CACHE := $(or $(KVFUZZ_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvfuzz)
 ARGS ?=
+# A file's tests stay together and share its processes; the longest files come first.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help env fuzz test lock clean
+.PHONY: help env fuzz test test-slow lock clean
 
 help:
 	@echo "make fuzz [ARGS='--vllm 0.20.1']  fuzz the subject, then show the report"
 	@echo "make test                         lint, types and the harness's own tests"
+	@echo "make test-slow                    long searches that make test leaves out"
 	@echo "make lock                         resolve requirements.lock anew"
 	@echo "make clean                        remove the environment and its leftovers"
 	@echo "Fetched vLLM trees stay in $(TREE_CACHE) (KVFUZZ_CACHE moves them)."
@@ -50,7 +53,10 @@ test: $(STAMP)
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
-	$(PY) -m pytest tests -n 2 $(ARGS)
+	$(PY) -m pytest tests $(TWO) $(ARGS)
+
+test-slow: $(STAMP)
+	$(PY) -m pytest tests $(TWO) --slow -m slow $(ARGS)
 
 # A fresh environment gets the newest versions that the ranges of pyproject.toml allow;
 # what pip chose is the lock. torch and triton are kept at the versions named here.

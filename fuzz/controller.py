@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fuzz.campaign import Run, Saved, Worker
-from fuzz.description import run_started
+from fuzz.description import run_started, targets_of
 from fuzz.edits import Edit
 from fuzz.preflight import check_imports
 from fuzz.progress import Watcher
@@ -107,7 +107,10 @@ class Controller:
 
         try:
             check_imports(
-                self._run.tree, target_folders=self._run.target_folders, on_wait=tell
+                self._run.tree,
+                targets=targets_of(event),
+                target_folders=self._run.target_folders,
+                on_wait=tell,
             )
         except TreeError as error:
             self._refuse("tree", error)

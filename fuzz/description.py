@@ -66,6 +66,15 @@ def run_started(
     )
 
 
+def targets_of(event: RunStarted) -> tuple[str, ...]:
+    """Targets that a run imports: of its shards, its controls and its replays."""
+    named = {shard.partition("/")[0] for shard in event.shards}
+    named.update(event.controls)
+    # A fault's ID is its target's name, with dashes, and a hash.
+    named.update(id_.rpartition("-")[0].replace("-", "_") for id_ in event.replays)
+    return tuple(name for name in rooms.discover() if name in named)
+
+
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Every invariant of every target, in order of target and id."""
     invariants: list[Invariant] = []

@@ -1,7 +1,7 @@
 """Whether a tree can be imported at all, tried in a process that may die of it.
 
 A tree whose import ends its process, or hangs, would take the run along, and with it
-the verdict. So a throwaway zygote imports every target first, with a time limit.
+the verdict. So a throwaway zygote imports the run's targets first, with a time limit.
 """
 
 import hashlib
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from fuzz import rooms
 from fuzz._protocol import Setup
 from fuzz._watch import IsolationError, Zygote, ZygoteDied
 from fuzz.runtime import Runtime
@@ -31,11 +30,12 @@ SOURCES = ("fuzz", "invariants", "strategies", "reproducers/fixes")
 def check_imports(
     tree: Tree,
     *,
+    targets: tuple[str, ...],
     target_folders: tuple[Path, ...] = (),
     timeout_s: float = IMPORT_TIMEOUT_S,
     on_wait: Callable[[str, float], None] = lambda _what, _seconds: None,
 ) -> None:
-    """Import every target on a tree, in a process of its own.
+    """Import targets on a tree, in a process of its own.
 
     An import that raises is let pass: it harms nobody, and whoever needs that target
     tells of it. A release that could be imported is not tried again until the harness
@@ -43,6 +43,7 @@ def check_imports(
 
     Args:
         tree: What is to be imported.
+        targets: Names of the targets that the run needs; others cost it nothing.
         target_folders: Folders of the user's own targets, added before.
         timeout_s: For all imports together.
         on_wait: Told twice a second what is being imported, and how many seconds all
@@ -53,10 +54,10 @@ def check_imports(
     """
     record: Path | None = None
     if tree.kind == "release" and not target_folders:
-        record = default_cache() / "imported" / _circumstances(tree)
+        record = default_cache() / "imported" / _circumstances(tree, targets)
         if record.exists():
             return
-    _try_imports(tree, target_folders, timeout_s, on_wait)
+    _try_imports(tree, targets, target_folders, timeout_s, on_wait)
     if record is not None:
         # A cache that was filled for others to read still serves; without a record,
         # its releases are tried at every run.
@@ -67,6 +68,7 @@ def check_imports(
 
 def _try_imports(
     tree: Tree,
+    targets: tuple[str, ...],
     target_folders: tuple[Path, ...],
     timeout_s: float,
     on_wait: Callable[[str, float], None],
@@ -96,7 +98,7 @@ def _try_imports(
 
     try:
         answered()
-        for name in rooms.discover():
+        for name in targets:
             what = f"target {name}"
             zygote.order(name, trial=True)
             answered()
@@ -115,12 +117,12 @@ def _try_imports(
     ) from error
 
 
-def _circumstances(tree: Tree) -> str:
-    """A hash of what decides how importing a release goes."""
+def _circumstances(tree: Tree, targets: tuple[str, ...]) -> str:
+    """A hash of what decides how importing targets on a release goes."""
     installed = sorted(
         f"{each.name} {each.version}" for each in importlib.metadata.distributions()
     )
-    lines = (tree.digest, platform.python_version(), *installed)
+    lines = (tree.digest, platform.python_version(), *targets, *installed)
     digest = hashlib.sha256("\n".join(lines).encode())
     for room in SOURCES:
         for path in sorted((PROJECT / room).rglob("*.py")):

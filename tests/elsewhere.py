@@ -58,6 +58,10 @@ class Elsewhere:
         return self._pool.submit(bound).result()
 
 
+# Gives the process of a release; see the fixture of that name.
+Releases = Callable[[str], Elsewhere]
+
+
 @cache
 def _executor(spec: str | None, patches: Path | None) -> Executor:
     tree = resolve(spec, patches=patches)

@@ -31,7 +31,7 @@ from invariants.verify_attention import (
 from invariants.verify_case import Case, geometry
 from reproducers import store
 from strategies.attention_memory import cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "attention_memory"
@@ -124,13 +124,14 @@ def judge_on(executor: Executor, case: Case) -> Judgement:
 @pytest.mark.subject
 @pytest.mark.network
 @pytest.mark.parametrize(("release", "wraps"), [("0.33.0", True), ("0.20.1", False)])
-def test_scale_offsets_of_heads(release: str, *, wraps: bool) -> None:
+def test_scale_offsets_of_heads(
+    releases: Releases, release: str, *, wraps: bool
+) -> None:
     saved = store.read(store.STORE, "attention-memory-4f895db6")
     case = decode(encode(saved.case), Case)
     # The tree of 0.20.1 has no such layout; by hand it has.
     contract = replace(case, origin="contract")
-    with Elsewhere(release) as subject:
-        judgement = subject.call(judge_on, contract)
+    judgement = releases(release).call(judge_on, contract)
     assert [each.site for each in judgement.violations] == (
         [
             "kernel_unified_attention: k_scale_cache_ptr",

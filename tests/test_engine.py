@@ -28,14 +28,30 @@ def home(tmp_path: Path) -> Home:
     return Home(folder=tmp_path / "home")
 
 
-@pytest.fixture
-def good(tmp_path: Path) -> Path:
-    return write_tree(tmp_path / "good", cdiv=GOOD)
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("good"), cdiv=GOOD)
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("broken"), cdiv=BROKEN)
+
+
+@pytest.fixture(scope="module")
+def first_run(
+    tmp_path_factory: pytest.TempPathFactory, broken: Path
+) -> tuple[Home, subprocess.CompletedProcess[str]]:
+    """A run that found the fault: many tests go on from there, on a copy of it."""
+    home = Home(folder=tmp_path_factory.mktemp("first"))
+    return home, home.run(broken, *QUICK, "--strict")
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Path:
-    return write_tree(tmp_path / "broken", cdiv=BROKEN)
+def after(first_run: tuple[Home, subprocess.CompletedProcess[str]], home: Home) -> Home:
+    """The places of a test as the first run left them."""
+    shutil.copytree(first_run[0].folder, home.folder, symlinks=True)
+    return home
 
 
 def report_of(home: Home) -> dict[str, Any]:
@@ -54,31 +70,36 @@ def test_a_sound_tree_ends_green(home: Home, good: Path) -> None:
 
 
 def test_a_contract_fault_is_told_and_breaks_a_strict_run_only(
-    home: Home, broken: Path
+    first_run: tuple[Home, subprocess.CompletedProcess[str]], home: Home, broken: Path
 ) -> None:
-    done = home.run(broken, *QUICK)
-    assert done.returncode == 0, done.stdout
-    (finding,) = report_of(home)["findings"]
+    strict, done = first_run
+    assert done.returncode == 1, done.stdout
+    (finding,) = report_of(strict)["findings"]
     shown = done.stdout.partition("new finding")[2]
     for told in (finding["id"], "TOY-BLOCKS", "contract", "30 blocks of 2 for 61"):
         assert told in shown
     assert f"python -m reproducers replay {finding['id']}" in shown
     assert json.loads(finding["case"])["tokens"] == 61
-    assert (home.cases / finding["id"] / "case.json").exists()
-    assert (home.cases / finding["id"] / "repro.py").exists()
+    assert (strict.cases / finding["id"] / "case.json").exists()
+    assert (strict.cases / finding["id"] / "repro.py").exists()
     assert finding["fix"] == "verified"
 
-    strict = home.run(broken, *QUICK, "--strict")
-    assert strict.returncode == 1, strict.stdout
+    done = home.run(broken, *QUICK)
+    assert done.returncode == 0, done.stdout
+    assert [each["case"] for each in report_of(home)["findings"]] == [finding["case"]]
 
 
 def test_the_report_does_not_depend_on_the_workers(
-    tmp_path: Path, broken: Path
+    first_run: tuple[Home, subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    broken: Path,
 ) -> None:
+    homes = [first_run[0]]
+    for workers in ("1", "3"):
+        homes.append(Home(folder=tmp_path / workers))
+        homes[-1].run(broken, *QUICK, "--strict", "-n", workers)
     reports = []
-    for options in ((), ("-n", "1"), ("-n", "4")):
-        home = Home(folder=tmp_path / "-".join(("home", *options)))
-        home.run(broken, *QUICK, *options)
+    for home in homes:
         report = report_of(home)
         for private in ("times", "machines", "run", "command"):
             report.pop(private, None)
@@ -88,44 +109,46 @@ def test_the_report_does_not_depend_on_the_workers(
 
 
 def test_the_hash_seed_does_not_change_the_cases(
-    home: Home, broken: Path, monkeypatch: pytest.MonkeyPatch
+    first_run: tuple[Home, subprocess.CompletedProcess[str]],
+    home: Home,
+    broken: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = []
-    for hash_seed in ("1", "2"):
-        monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
-        home.run(broken, *QUICK)
-        report = report_of(home)
-        found.append((report["findings"], report["rows"], report["properties"]))
-    assert found[0][1:] == found[1][1:]
-    assert [f["case"] for f in found[0][0]] == [f["case"] for f in found[1][0]]
+    # The first run had a seed of its own, or this machine's.
+    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    monkeypatch.setenv("PYTHONHASHSEED", other)
+    home.run(broken, *QUICK, "--strict")
+    one, two = report_of(first_run[0]), report_of(home)
+    assert one["rows"] == two["rows"]
+    assert one["properties"] == two["properties"]
+    assert [f["case"] for f in one["findings"]] == [f["case"] for f in two["findings"]]
 
 
 def test_a_saved_fault_is_replayed_first_and_gone_when_fixed(
-    home: Home, good: Path, broken: Path
+    after: Home, good: Path, broken: Path
 ) -> None:
-    home.run(broken, *QUICK)
-    (finding,) = report_of(home)["findings"]
-    again = home.run(broken, "--replay", finding["id"])
-    (replayed,) = report_of(home)["replays"]
+    (finding,) = report_of(after)["findings"]
+    again = after.run(broken, "--replay", finding["id"])
+    (replayed,) = report_of(after)["replays"]
     assert replayed["outcome"] == "REPRODUCED"
     assert "fixed arm: holds" in replayed["message"]
     # The report shows the saved case, as if it had been found by the search.
-    assert report_of(home)["findings"] == [
-        finding | {"before_characters": len(finding["case"]), "sources": ["replay"]}
-    ]
-    assert report_of(home)["properties"] == []
+    (seen,) = report_of(after)["findings"]
+    places = {"saved": seen["saved"], "sources": ["replay"]}
+    assert seen == finding | places | {"before_characters": len(finding["case"])}
+    assert report_of(after)["properties"] == []
     assert again.returncode == 0
 
-    fixed = home.run(good, "--replay", finding["id"])
-    (replayed,) = report_of(home)["replays"]
+    fixed = after.run(good, "--replay", finding["id"])
+    (replayed,) = report_of(after)["replays"]
     assert replayed["outcome"] == "FIXED"
     assert fixed.returncode == 0
 
 
 def test_a_smaller_case_takes_the_saved_one_s_place_and_that_is_told(
-    home: Home, broken: Path
+    after: Home, broken: Path
 ) -> None:
-    home.run(broken, *QUICK)
+    home = after
     (finding,) = report_of(home)["findings"]
     path = home.cases / finding["id"] / "case.json"
     saved = json.loads(path.read_text())
@@ -144,12 +167,14 @@ def test_a_smaller_case_takes_the_saved_one_s_place_and_that_is_told(
 
 
 def test_a_fault_of_the_ledger_is_no_news_until_it_is_gone(
-    home: Home, good: Path, broken: Path
+    after: Home, tmp_path: Path
 ) -> None:
-    home.run(broken, *QUICK)
+    home = after
     (finding,) = report_of(home)["findings"]
-    (broken / "vllm" / "_version.py").write_text("__version__ = version = '1.2.3'\n")
-    (good / "vllm" / "_version.py").write_text("__version__ = version = '1.2.3'\n")
+    broken = write_tree(tmp_path / "broken", cdiv=BROKEN)
+    good = write_tree(tmp_path / "good", cdiv=GOOD)
+    for tree in (broken, good):
+        (tree / "vllm" / "_version.py").write_text("version = '1.2.3'\n")
     home.ledger.write_text(
         f"""
         [[finding]]
@@ -176,9 +201,9 @@ def test_a_fault_of_the_ledger_is_no_news_until_it_is_gone(
 
 
 def test_a_gate_replays_a_target_of_ones_own_on_the_base(
-    home: Home, good: Path, broken: Path
+    after: Home, good: Path, broken: Path
 ) -> None:
-    home.run(broken, *QUICK, "--strict")
+    home = after
     (finding,) = report_of(home)["findings"]
     for base, told in ((good, "not in base"), (broken, "already in base")):
         gate = subprocess.run(
@@ -253,10 +278,11 @@ def test_a_known_death_does_not_hide_another_one(tmp_path: Path) -> None:
 
 
 def test_shards_of_several_machines_merge_to_the_whole(
-    tmp_path: Path, broken: Path
+    first_run: tuple[Home, subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    broken: Path,
 ) -> None:
-    whole = Home(folder=tmp_path / "whole")
-    whole.run(broken, *QUICK)
+    whole, _ = first_run
     parts = Home(folder=tmp_path / "parts")
     for shard in ("0", "1"):
         parts.run(broken, *QUICK, "--num-shards", "2", "--shard-id", shard)
@@ -389,9 +415,9 @@ def test_no_gate_takes_an_older_report_for_that_of_a_run_that_could_not_begin(
 
 
 def test_a_tree_without_the_function_under_test_proves_nothing(
-    home: Home, broken: Path, tmp_path: Path
+    after: Home, tmp_path: Path
 ) -> None:
-    assert home.run(broken, *QUICK).returncode == 0
+    home = after
     renamed = write_tree(tmp_path / "renamed", cdiv=GOOD.replace("cdiv", "ceil_div"))
     done = home.run(renamed, *QUICK)
     assert done.returncode == 2, done.stdout

@@ -28,7 +28,7 @@ from invariants.memory.findings import Undecided
 from invariants.model import Judgement, decode, encode
 from reproducers import store
 from strategies.kv_write import cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "kv_write"
@@ -153,17 +153,18 @@ def judge_on(executor: Executor, case: Case) -> Judgement:
     ["kv-write-006b0364", "kv-write-7afc0306"],
     ids=["int8 is cut off", "heads are taken for neighbours"],
 )
-def test_faults_of_a_release(id_: str, release: str, *, holds: bool) -> None:
+def test_faults_of_a_release(
+    releases: Releases, id_: str, release: str, *, holds: bool
+) -> None:
     case = decode(encode(store.read(store.STORE, id_).case), Case)
-    with Elsewhere(release) as subject:
-        judgement = subject.call(judge_on, case)
+    judgement = releases(release).call(judge_on, case)
     assert VALUES.id in judgement.judged
     assert (judgement.violations == ()) is holds
 
 
 @pytest.mark.subject
 @pytest.mark.network
-def test_a_pool_of_terabytes_costs_no_memory() -> None:
+def test_a_pool_of_terabytes_costs_no_memory(releases: Releases) -> None:
     case = find_any(
         cases(origin="wired"),
         lambda case: (
@@ -172,8 +173,7 @@ def test_a_pool_of_terabytes_costs_no_memory() -> None:
             and geometry(case).size_bytes > 2**35
         ),
     )
-    with Elsewhere("0.33.0") as subject:
-        for seed in (0, 3):
-            judgement = subject.call(judge_on, replace(case, seed=seed))
-            assert judgement.violations == ()
-            assert judgement.judged
+    for seed in (0, 3):
+        judgement = releases("0.33.0").call(judge_on, replace(case, seed=seed))
+        assert judgement.violations == ()
+        assert judgement.judged

@@ -6,7 +6,7 @@ kernels of two releases beside float64, each with a fault planted into its value
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 
 from tests import value_attention, value_checks, value_delta_rule, value_launches
 from tests import value_results as results
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Elsewhere, Releases
 from tests.memory_child import in_child
 from tests.recorded import (
     ATTENTION,
@@ -269,9 +269,8 @@ def release(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def tree(release: str) -> Iterator[Elsewhere]:
-    with Elsewhere(release) as running:
-        yield running
+def tree(releases: Releases, release: str) -> Elsewhere:
+    return releases(release)
 
 
 def assert_right(outcome: Outcome) -> None:

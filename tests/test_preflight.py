@@ -20,6 +20,8 @@ def _rooms() -> Iterator[None]:
         yield
 
 
+TARGETS = ("page_size", "toy")
+
 HANG = "import time\ntime.sleep(600)\n"
 SEGFAULT = "import ctypes\nctypes.string_at(0)\n"
 EXIT = """
@@ -52,7 +54,7 @@ def test_an_import_that_ends_its_process_is_refused(
 ) -> None:
     tree = importing(tmp_path, source)
     with pytest.raises(TreeError, match=told):
-        check_imports(tree, target_folders=(TOYS,))
+        check_imports(tree, targets=TARGETS, target_folders=(TOYS,))
 
 
 def test_an_import_that_hangs_is_refused_and_leaves_no_process(
@@ -64,6 +66,7 @@ def test_an_import_that_hangs_is_refused_and_leaves_no_process(
     with pytest.raises(TreeError, match="importing target toy took over 15 s"):
         check_imports(
             tree,
+            targets=TARGETS,
             target_folders=(TOYS,),
             timeout_s=15.0,
             on_wait=lambda what, _seconds: waits.append(what),
@@ -75,8 +78,21 @@ def test_an_import_that_hangs_is_refused_and_leaves_no_process(
 def test_an_import_that_raises_is_left_to_whoever_needs_it(tmp_path: Path) -> None:
     check_imports(
         importing(tmp_path, "raise ImportError('no operator')\n"),
+        targets=TARGETS,
         target_folders=(TOYS,),
     )
+
+
+def test_targets_that_a_run_leaves_out_are_not_imported(tmp_path: Path) -> None:
+    tree = importing(tmp_path, EXIT)
+    waits: list[str] = []
+    check_imports(
+        tree,
+        targets=("page_size",),
+        target_folders=(TOYS,),
+        on_wait=lambda what, _seconds: waits.append(what),
+    )
+    assert set(waits) <= {"torch and triton", "target page_size"}
 
 
 def test_a_release_is_tried_once(
@@ -84,18 +100,18 @@ def test_a_release_is_tried_once(
 ) -> None:
     monkeypatch.setenv("KVFUZZ_CACHE", str(tmp_path / "cache"))
     release = replace(toy_tree(tmp_path), kind="release")
-    check_imports(release)
+    check_imports(release, targets=TARGETS)
     init = tmp_path / "site-packages/vllm/__init__.py"
     init.write_text(EXIT, encoding="utf-8")
-    check_imports(release)
+    check_imports(release, targets=TARGETS)
     # A changed tree, and targets of one's own, are another matter.
     with pytest.raises(TreeError, match="ended its process"):
-        check_imports(replace(release, digest="0" * 64))
+        check_imports(replace(release, digest="0" * 64), targets=TARGETS)
     with pytest.raises(TreeError, match="ended its process"):
-        check_imports(release, target_folders=(TOYS,))
+        check_imports(release, targets=TARGETS, target_folders=(TOYS,))
     # What was refused is tried again.
     with pytest.raises(TreeError, match="ended its process"):
-        check_imports(replace(release, digest="0" * 64))
+        check_imports(replace(release, digest="0" * 64), targets=TARGETS)
 
 
 def test_a_release_in_a_cache_that_cannot_be_written_is_tried_every_time(
@@ -105,11 +121,11 @@ def test_a_release_in_a_cache_that_cannot_be_written_is_tried_every_time(
     not_a_folder = tmp_path / "file"
     not_a_folder.write_text("", encoding="utf-8")
     monkeypatch.setenv("KVFUZZ_CACHE", str(not_a_folder))
-    check_imports(release)
+    check_imports(release, targets=TARGETS)
     init = tmp_path / "site-packages/vllm/__init__.py"
     init.write_text(EXIT, encoding="utf-8")
     with pytest.raises(TreeError, match="ended its process"):
-        check_imports(release)
+        check_imports(release, targets=TARGETS)
 
 
 @pytest.mark.parametrize("options", [(), ("-n", "1")])

@@ -6,7 +6,6 @@ The tests on releases run each case in a process that may die of it, as a campai
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +31,7 @@ from invariants.verify_attention import (
 from invariants.verify_case import INT32_LIMIT, Case, geometry
 from reproducers.fixes.verify_attention import FIXES
 from strategies.verify_attention import cases, control_cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Elsewhere, Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "verify_attention"
@@ -350,10 +349,9 @@ print("good")
 # --- releases -------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def newest() -> Iterator[Elsewhere]:
-    with Elsewhere("0.33.0") as running:
-        yield running
+@pytest.fixture
+def newest(releases: Releases) -> Elsewhere:
+    return releases("0.33.0")
 
 
 def observe(executor: Executor, case: Case) -> Observation:
@@ -422,13 +420,13 @@ def test_scale_offsets_of_heads_wrap_until_fixed(
 
 @pytest.mark.subject
 @pytest.mark.network
-def test_0_20_1_keeps_scale_offsets_in_64_bits() -> None:
-    with Elsewhere("0.20.1") as older:
-        judgement = judged(older, SCALE_PLANES)
-        assert broken(judgement) == []
-        assert VALUES.id in judgement.judged
-        absent = judged(older, replace(SCALE_PLANES, origin="wired"))
-        assert absent.skipped == "this release keeps a block's heads together"
+def test_0_20_1_keeps_scale_offsets_in_64_bits(releases: Releases) -> None:
+    older = releases("0.20.1")
+    judgement = judged(older, SCALE_PLANES)
+    assert broken(judgement) == []
+    assert VALUES.id in judgement.judged
+    absent = judged(older, replace(SCALE_PLANES, origin="wired"))
+    assert absent.skipped == "this release keeps a block's heads together"
 
 
 @pytest.mark.subject

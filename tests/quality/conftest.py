@@ -1,14 +1,14 @@
 """One executor on the default tree for all planted faults of a process."""
 
-from collections.abc import Iterator
+import os
 
 import pytest
 
-from tests.elsewhere import Elsewhere
+from fuzz.trees.release import DEFAULT_RELEASE
+from tests.elsewhere import Elsewhere, Releases
 
 
 @pytest.fixture(scope="session")
-def subject() -> Iterator[Elsewhere]:
+def subject(releases: Releases) -> Elsewhere:
     """Runs cases on the tree that KVFUZZ_VLLM names, or the default one."""
-    with Elsewhere(None) as running:
-        yield running
+    return releases(os.environ.get("KVFUZZ_VLLM") or DEFAULT_RELEASE)
