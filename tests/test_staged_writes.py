@@ -25,7 +25,7 @@ from invariants.staged_writes import (
 from invariants.staged_writes_case import TILE, Batch, Case, Write, written
 from reproducers import store
 from strategies.staged_writes import cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "staged_writes"
@@ -144,28 +144,28 @@ def judge_on(executor: Executor, case: Case) -> Judgement:
 @pytest.mark.subject
 @pytest.mark.network
 @pytest.mark.parametrize(("release", "holds"), [("0.33.0", True), ("0.20.1", False)])
-def test_faults_of_a_release(release: str, *, holds: bool) -> None:
-    with Elsewhere(release) as subject:
-        for id_, law in (
-            ("staged-writes-6b2569e0", EXACT),
-            ("staged-writes-e2a764a8", EXACT),
-            ("staged-writes-c9cd12b8", RAISES),
-        ):
-            case = decode(encode(store.read(store.STORE, id_).case), Case)
-            judgement = subject.call(judge_on, case)
-            assert law.id in judgement.judged
-            assert (judgement.violations == ()) is holds
-        rows = tensor(
-            batch(ONE, replace(ONE, start=5), replace(ONE, row=3, start=0)),
-            batch(replace(ONE, start=3)),
-        )
-        long = replace(ONE, start=0, length=TILE + 1)
-        for case in (
-            rows,
-            replace(rows, form="tensors"),
-            replace(rows, dtype="float32"),
-            replace(tensor(batch()), columns=(2 * TILE,), batches=(batch(long),)),
-        ):
-            judgement = subject.call(judge_on, case)
-            assert VALUES.id in judgement.judged
-            assert judgement.violations == ()
+def test_faults_of_a_release(releases: Releases, release: str, *, holds: bool) -> None:
+    subject = releases(release)
+    for id_, law in (
+        ("staged-writes-6b2569e0", EXACT),
+        ("staged-writes-e2a764a8", EXACT),
+        ("staged-writes-c9cd12b8", RAISES),
+    ):
+        case = decode(encode(store.read(store.STORE, id_).case), Case)
+        judgement = subject.call(judge_on, case)
+        assert law.id in judgement.judged
+        assert (judgement.violations == ()) is holds
+    rows = tensor(
+        batch(ONE, replace(ONE, start=5), replace(ONE, row=3, start=0)),
+        batch(replace(ONE, start=3)),
+    )
+    long = replace(ONE, start=0, length=TILE + 1)
+    for case in (
+        rows,
+        replace(rows, form="tensors"),
+        replace(rows, dtype="float32"),
+        replace(tensor(batch()), columns=(2 * TILE,), batches=(batch(long),)),
+    ):
+        judgement = subject.call(judge_on, case)
+        assert VALUES.id in judgement.judged
+        assert judgement.violations == ()
