@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from invariants.memory.findings import Finding, Undecided
-from invariants.model import Invariant, Origin, Violation
+from invariants.model import Invariant, Origin, Raised, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +76,19 @@ class KernelLaws:
 def _site(finding: Finding) -> str:
     """Kernel and tensor, which stay when the source is edited."""
     return f"{finding.kernel}: {finding.tensor}"
+
+
+def raised_violation(law: Invariant, raised: Raised, origin: Origin) -> Violation:
+    """What escaped the tree where nothing may."""
+    return Violation(
+        invariant=law.id,
+        target=law.target,
+        origin=origin,
+        site=raised.site,
+        message=f"{raised.type}: {raised.message}",
+        evidence={},
+        exception=raised.type,
+    )
 
 
 def undecided_reason(

@@ -7,7 +7,7 @@ a plain model as well: a row for each slot, as the step's tensors have it.
 from dataclasses import dataclass
 from typing import Literal
 
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
 from invariants.kv_write_case import KERNELS, PADDING_SLOT, Case
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
@@ -153,16 +153,7 @@ def judge(case: Case, observation: Observation) -> Judgement:
             judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
         )
     if observation.raised is not None:
-        raised = observation.raised
-        violation = Violation(
-            invariant=RAISES.id,
-            target=TARGET,
-            origin=case.origin,
-            site=raised.site,
-            message=f"{raised.type}: {raised.message}",
-            evidence={},
-            exception=raised.type,
-        )
+        violation = raised_violation(RAISES, observation.raised, case.origin)
         return Judgement(
             judged=frozenset({RAISES.id}),
             violations=(violation,),

@@ -9,7 +9,6 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,9 +16,9 @@ from typing import Any
 
 import torch
 
+from fuzz.targets._virtual import virtual as virtual  # noqa: PLC0414 - others take it here
 from invariants.memory.regions import Memory, Ownership
 
-_MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 NULL_BLOCK = 0
 
 # A page id that no pool has: what stands in columns and rows that nothing may use.
@@ -59,6 +58,7 @@ class RealLaunch:
         return None
 
 
+@cache
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
@@ -109,17 +109,6 @@ def _cuda_view() -> type[torch.Tensor]:
 def as_cuda(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a tensor that says it is on a CUDA device."""
     return tensor.as_subclass(_cuda_view())
-
-
-def virtual(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A contiguous tensor of any size whose pages exist once they are touched."""
-    count = 1
-    for size in shape:
-        count *= size
-    size_bytes = max(count * dtype.itemsize, 1)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    memory = mmap.mmap(-1, size_bytes, flags=flags)
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)
 
 
 def ints(values: Iterable[int]) -> torch.Tensor:
