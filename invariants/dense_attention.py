@@ -39,6 +39,7 @@ def dense_attention(
     dtype: str,
     rounded_cache: bool,
     stored_max: float,
+    sinks: "torch.Tensor | None" = None,
 ) -> DenseAttention:
     """Attend query tokens to keys, the last of which are their own.
 
@@ -60,6 +61,8 @@ def dense_attention(
         dtype: Of the query, of the weights in the second product, of the output.
         rounded_cache: Whether dequantised keys and values are rounded to ``dtype``.
         stored_max: Largest magnitude in the cache as stored, before its scale.
+        sinks: ``[heads]`` float64 logits that take part in the softmax and have no
+            value; None for none.
     """
     import torch
 
@@ -75,11 +78,17 @@ def dense_attention(
         seen &= at > position - window
     scores = torch.einsum("thd,khd->htk", query, key_of_head) * scale
     scores = scores.masked_fill(~seen, float("-inf"))
-    weights = torch.softmax(scores, dim=-1)
+    if sinks is None:
+        weights = torch.softmax(scores, dim=-1)
+    else:
+        logits = sinks[:, None, None].expand(heads, tokens, 1)
+        weights = torch.softmax(torch.cat([scores, logits], dim=-1), dim=-1)[..., :-1]
     output = torch.einsum("htk,khd->thd", weights, value_of_head)
 
     magnitude = torch.einsum("thd,khd->htk", query.abs(), key_of_head.abs()) * scale
     magnitude = magnitude.masked_fill(~seen, 0.0).amax(dim=-1)
+    if sinks is not None:
+        magnitude = torch.maximum(magnitude, sinks.abs()[:, None])
     roundoff, single = ROUNDOFF[dtype], ROUNDOFF["float32"]
     cache = roundoff if rounded_cache else 0.0
     score_error = magnitude * ((head_size + 2) * single + cache)

@@ -181,7 +181,7 @@ def judge(case: Case, observation: Observation | Death) -> Judgement:
         changed = ", ".join(observation.changed)
         violations.append(_violation(case, WRITES, f"the call wrote to {changed}"))
     if observation.mismatch is not None:
-        violations.append(_mismatch(case, observation.mismatch))
+        violations.append(mismatch_of(case, observation.mismatch, law=VALUES))
     judged = frozenset({ADDRESS.id, ENDS.id, RAISES.id, VALUES.id, WRITES.id})
     return Judgement(judged=judged, violations=tuple(violations), labels=labels)
 
@@ -218,10 +218,11 @@ def _judge_arms(
     return Judgement(judged=frozenset({ARMS.id}), violations=violations, labels=labels)
 
 
-def _mismatch(case: Case, found: Mismatch) -> Violation:
+def mismatch_of(case: Case, found: Mismatch, *, law: Invariant) -> Violation:
+    """What an output that is not dense attention's breaks."""
     return _violation(
         case,
-        VALUES,
+        law,
         f"{found.outside} of {found.elements} elements are outside their tolerance; "
         f"token {found.token}, head {found.head}, dim {found.dim} is {found.got}, "
         f"expected {found.expected} within {found.allowed}",
@@ -245,7 +246,7 @@ def _violation(
 ) -> Violation:
     return Violation(
         invariant=law.id,
-        target=TARGET,
+        target=law.target,
         origin=case.origin,
         site=site or SITES[case.kernel],
         message=message,

@@ -30,6 +30,7 @@ Page = Literal["halves", "interleaved", "apart"]
 # Physical order of tokens and heads: NHD, HND, or all blocks of a head after all of the
 # one before (LHBNC of 0.33.0).
 Order = Literal["tokens", "heads", "planes"]
+Scratch = Literal["tokens", "requests"]
 ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -69,6 +70,11 @@ class Case:
             as pools shared with a larger page have them.
         fused_query: Whether the query is a view of a fused QKV projection.
         seed: Of the contents.
+        sinks: Whether each head has a logit that takes part in its softmax only.
+        scratch: Of `unified_3d`, whether it has a row for each token or request.
+        padding_rows: Requests without tokens after the batch, as a CUDA graph of a
+            larger batch has them.
+        padding_tokens: Rows of query and output that belong to no request.
     """
 
     format_version: Literal[1]
@@ -86,6 +92,10 @@ class Case:
     padding: Annotated[int, msgspec.Meta(ge=0, le=2**26, multiple_of=16)]
     fused_query: bool
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**32 - 1)]
+    sinks: bool = False
+    scratch: Scratch = "tokens"
+    padding_rows: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    padding_tokens: Annotated[int, msgspec.Meta(ge=0, le=256)] = 0
 
     def __post_init__(self) -> None:
         layout = self.layout
@@ -115,6 +125,14 @@ class Case:
                 f"a head size of {self.shape.head_size} with float32 scales after each "
                 "head; it must be a multiple of 4"
             )
+        if not self.kernel.startswith("unified") and (
+            self.sinks or self.padding_rows or self.padding_tokens
+        ):
+            raise ValueError(f"{self.kernel} takes neither sinks nor padding")
+        if self.scratch == "requests" and (
+            self.kernel != "unified_3d" or self.origin == "wired"
+        ):
+            raise ValueError("only contract cases of unified_3d choose their scratch")
         if layout.block_sizes[0] > 2**14:
             size = layout.block_sizes[0]
             raise ValueError(f"a block of {size} tokens; at most 16384")

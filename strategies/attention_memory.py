@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from invariants.kernel_shapes import KernelShape
 from invariants.model import Origin
 from invariants.scheduling import PrefixLayout
-from invariants.verify_case import CacheDtype, Case, Dtype, Kernel, Order, Page
+from invariants.verify_case import CacheDtype, Case, Dtype, Kernel, Order, Page, Scratch
 from strategies import verify_attention
 from strategies.block_sizes import NARROW, ODD, WIDE, WIDER
 from strategies.prefix_layouts import prefix_layouts
@@ -24,29 +24,31 @@ from strategies.verify_attention import (
 
 control_cases = verify_attention.control_cases
 
-# Types of elements and cache, KV heads, queries for each, head and block size, page.
-_Configuration = tuple[Dtype, CacheDtype, int, int, int, int, Page, Order]
+# Types of elements and cache, KV heads, queries for each, head and block size, page,
+# whether heads have sinks.
+_Configuration = tuple[Dtype, CacheDtype, int, int, int, int, Page, Order, bool]
 _WIRED: tuple[_Configuration, ...] = (
-    ("bfloat16", "auto", 2, 4, 64, 16, "halves", "tokens"),
-    ("bfloat16", "auto", 1, 2, 32, 48, "halves", "heads"),
-    ("float16", "auto", 2, 8, 256, WIDE, "halves", "tokens"),
-    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "halves", "planes"),
-    ("bfloat16", "int8_per_token_head", 4, 1, 128, 64, "halves", "heads"),
-    ("float16", "fp8_per_token_head", 3, 1, 64, 16, "halves", "tokens"),
-    ("bfloat16", "fp8", 2, 2, 128, 32, "halves", "tokens"),
-    ("bfloat16", "auto", 5, 1, 96, 16, "halves", "planes"),
+    ("bfloat16", "auto", 2, 4, 64, 16, "halves", "tokens", True),
+    ("bfloat16", "auto", 1, 2, 32, 48, "halves", "heads", True),
+    ("float16", "auto", 2, 8, 256, WIDE, "halves", "tokens", False),
+    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "halves", "planes", False),
+    ("bfloat16", "int8_per_token_head", 4, 1, 128, 64, "halves", "heads", False),
+    ("float16", "fp8_per_token_head", 3, 1, 64, 16, "halves", "tokens", True),
+    ("bfloat16", "fp8", 2, 2, 128, 32, "halves", "tokens", True),
+    ("bfloat16", "auto", 5, 1, 96, 16, "halves", "planes", False),
 )
 _CONTRACT: tuple[_Configuration, ...] = (
-    ("float16", "auto", 1, 1, 16, 1, "halves", "tokens"),
-    ("bfloat16", "auto", 4, 6, 256, WIDER, "apart", "tokens"),
-    ("float32", "auto", 2, 2, 80, 7, "interleaved", "heads"),
-    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "apart", "planes"),
-    ("bfloat16", "int8_per_token_head", 4, 2, 64, 17, "interleaved", "tokens"),
-    ("float16", "fp8_per_token_head", 3, 1, 128, 33, "halves", "heads"),
-    ("bfloat16", "fp8", 2, 7, 64, ODD, "apart", "heads"),
-    ("bfloat16", "auto", 3, 1, 96, NARROW, "interleaved", "planes"),
+    ("float16", "auto", 1, 1, 16, 1, "halves", "tokens", True),
+    ("bfloat16", "auto", 4, 6, 256, WIDER, "apart", "tokens", True),
+    ("float32", "auto", 2, 2, 80, 7, "interleaved", "heads", False),
+    ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "apart", "planes", False),
+    ("bfloat16", "int8_per_token_head", 4, 2, 64, 17, "interleaved", "tokens", True),
+    ("float16", "fp8_per_token_head", 3, 1, 128, 33, "halves", "heads", False),
+    ("bfloat16", "fp8", 2, 7, 64, ODD, "apart", "heads", False),
+    ("bfloat16", "auto", 3, 1, 96, NARROW, "interleaved", "planes", True),
 )
 _CONTRACT_KERNELS: tuple[Kernel, ...] = ("unified_2d", "unified_3d")
+_SCRATCH: tuple[Scratch, ...] = ("tokens", "tokens", "requests")
 _LONG_TOKENS = 1700
 _SHORT_TOKENS = 96
 _BEYOND = (2, 1, 0, 13, 1000)
@@ -62,7 +64,7 @@ def cases(draw: st.DrawFn, *, origin: Origin, max_requests: int = 6) -> Case:
         max_requests: Rows of the batch, at most.
     """
     wired = origin == "wired"
-    dtype, cache, kv_heads, group, size, block, page, order = draw(
+    dtype, cache, kv_heads, group, size, block, page, order, sinks = draw(
         st.sampled_from(_WIRED if wired else _CONTRACT)
     )
     long_rows = draw(st.sampled_from((False, False, False, True)))
@@ -84,10 +86,16 @@ def cases(draw: st.DrawFn, *, origin: Origin, max_requests: int = 6) -> Case:
     )
     queries = query_lens(draw, layout)
     bare = wired and order == "planes"
+    kernel: Kernel = "unified_3d" if wired else draw(st.sampled_from(_CONTRACT_KERNELS))
+    # A graph of uniform decodes has as many tokens for each row that is missing.
+    padding_rows = draw(st.sampled_from((0, 0, 0, 0, 1, 3)))
+    padding_tokens = padding_rows * max(queries)
+    if not wired:
+        padding_tokens += draw(st.sampled_from((0, 0, 0, 0, 1, 9)))
     small = Case(
         format_version=1,
         origin=origin,
-        kernel="unified_3d" if wired else draw(st.sampled_from(_CONTRACT_KERNELS)),
+        kernel=kernel,
         dtype=dtype,
         cache=cache,
         shape=KernelShape(kv_heads=kv_heads, queries_per_kv=group, head_size=size),
@@ -99,7 +107,13 @@ def cases(draw: st.DrawFn, *, origin: Origin, max_requests: int = 6) -> Case:
         layers=1 if bare else draw(st.sampled_from((1, 1, 1, 5))),
         padding=0 if bare else draw(st.sampled_from((0, 0, 0, 16))),
         fused_query=draw(st.booleans()),
-        seed=0,
+        seed=draw(st.integers(0, 255)),
+        sinks=sinks,
+        scratch="tokens"
+        if wired or kernel != "unified_3d"
+        else draw(st.sampled_from(_SCRATCH)),
+        padding_rows=padding_rows,
+        padding_tokens=padding_tokens,
     )
     boundary = draw(st.sampled_from(boundaries_of(small)))
     if boundary == "small":

@@ -157,6 +157,8 @@ def _small_cases(
         padding=0 if bare else draw(st.sampled_from((0, 0, 0, 16, 4096))),
         fused_query=draw(st.booleans()),
         seed=draw(st.integers(0, 255)),
+        sinks=kernel.startswith("unified")
+        and draw(st.sampled_from((False, False, True))),
     )
 
 

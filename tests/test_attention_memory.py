@@ -8,11 +8,16 @@ import pytest
 from fuzz import rooms
 from fuzz.execution import Executor
 from invariants.attention_memory import (
+    COMPARED,
     EXACT,
+    FEW_ROWS,
     INVARIANTS,
     OWNED,
+    PADDED,
     SCRATCH,
+    SINKS,
     STORES,
+    VALUES,
     Observation,
     judge,
 )
@@ -26,7 +31,7 @@ from invariants.verify_attention import (
     PAST_SCALES,
     SHARED,
     LaunchObservation,
-    boundaries,
+    Mismatch,
 )
 from invariants.verify_case import Case, geometry
 from reproducers import store
@@ -56,23 +61,47 @@ RAN = LaunchObservation(block_stride=16, head_stride=4, element_bytes=2)
 
 def reached(case: Case) -> frozenset[str]:
     place = geometry(case)
-    return boundaries(
-        case,
-        LaunchObservation(
-            block_stride=place.block_stride,
-            head_stride=place.head_stride,
-            scale_stride=place.scale_strides[0] if case.scaled else 0,
-            scale_head_stride=place.scale_strides[2] if case.scaled else 0,
-            element_bytes=place.element_bytes,
-        ),
+    seen = LaunchObservation(
+        block_stride=place.block_stride,
+        head_stride=place.head_stride,
+        scale_stride=place.scale_strides[0] if case.scaled else 0,
+        scale_head_stride=place.scale_strides[2] if case.scaled else 0,
+        element_bytes=place.element_bytes,
     )
+    return judge(case, Observation(launch=seen)).labels
 
 
 @pytest.mark.parametrize(
-    "label", [PAST_ELEMENTS, PAST_BYTES, PAST_SCALES, PAST_HEADS, LAST_BLOCK, SHARED]
+    "label",
+    [
+        *(PAST_ELEMENTS, PAST_BYTES, PAST_SCALES, PAST_HEADS, LAST_BLOCK, SHARED),
+        *(COMPARED, SINKS, PADDED, FEW_ROWS),
+    ],
 )
 def test_boundaries_are_reached(label: str) -> None:
     find_any(cases(origin="contract"), lambda case: label in reached(case))
+
+
+def test_outputs_are_judged_where_they_were_compared() -> None:
+    case = replace(minimal(cases(origin="wired")), seed=3)
+    assert VALUES.id not in judge(replace(case, seed=0), Observation(launch=RAN)).judged
+    assert VALUES.id in judge(case, Observation(launch=RAN)).judged
+    wrong = Mismatch(
+        outside=2,
+        elements=8,
+        token=0,
+        head=0,
+        dim=1,
+        got="nan",
+        expected="1",
+        allowed="0.1",
+    )
+    ran = replace(RAN, mismatch=wrong)
+    (violation,) = judge(case, Observation(launch=ran)).violations
+    assert (violation.invariant, violation.target) == (VALUES.id, TARGET)
+    # Seven heads of a group leave rows of a tile over, which two programs store.
+    uneven = replace(case, shape=replace(case.shape, queries_per_kv=7))
+    assert VALUES.id not in judge(uneven, Observation(launch=RAN)).judged
 
 
 @pytest.mark.parametrize("origin", ["wired", "contract"])
@@ -97,7 +126,7 @@ def test_each_kind_breaks_its_law(kind: Kind, law: Invariant) -> None:
     case = minimal(cases(origin="wired"))
     found = (replace(FOUND, kind=kind), replace(FOUND, kind=kind, line=9))
     judgement = judge(case, Observation(launch=RAN, findings=found))
-    assert judgement.judged == {each.id for each in INVARIANTS}
+    assert judgement.judged == {each.id for each in INVARIANTS if each is not VALUES}
     (violation,) = judgement.violations
     assert violation.invariant == law.id
     assert violation.site == "kernel: key"
@@ -147,3 +176,18 @@ def test_the_script_shows_it_by_what_stands_in() -> None:
     assert "VERIFY-ADDRESS" in text
     assert "signal 11" in text
     assert "invariants.memory" not in text
+
+
+@pytest.mark.subject
+@pytest.mark.network
+@pytest.mark.parametrize(("release", "reads"), [("0.33.0", False), ("0.20.1", True)])
+def test_scratch_of_padding(releases: Releases, release: str, *, reads: bool) -> None:
+    saved = store.read(store.STORE, "attention-memory-e36220b0")
+    case = decode(encode(saved.case), Case)
+    subject = releases(release)
+    judgement = subject.call(judge_on, case)
+    alone = subject.call(judge_on, replace(case, padding_tokens=0))
+    assert {each.invariant for each in judgement.violations} == (
+        {SCRATCH.id} if reads else set()
+    )
+    assert alone.violations == ()

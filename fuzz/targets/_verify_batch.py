@@ -20,6 +20,7 @@ class Batch:
 
     Attributes:
         guarded: ``[tokens + guards, heads, head_size]``, whose middle is the output.
+        sinks: ``[heads]`` of the query's dtype, None without.
     """
 
     query: torch.Tensor
@@ -27,6 +28,7 @@ class Batch:
     cu_query: torch.Tensor
     used: torch.Tensor
     table: torch.Tensor
+    sinks: torch.Tensor | None
 
     @property
     def out(self) -> torch.Tensor:
@@ -35,7 +37,8 @@ class Batch:
 
     def inputs(self) -> dict[str, torch.Tensor]:
         """What a launch must leave as it is."""
-        return {
+        sinks = {} if self.sinks is None else {"the sinks": self.sinks}
+        return sinks | {
             "the query": self.query,
             "cu_seqlens_q": self.cu_query,
             "seqused_k": self.used,
@@ -50,8 +53,10 @@ def make_batch(case: Case, query: torch.Tensor) -> Batch:
 
     Args:
         case: The launch.
-        query: ``[tokens, heads, head_size]``, which is copied.
+        query: ``[tokens, heads, head_size]``, which is copied; padding follows.
     """
+    padding = query.new_full((case.padding_tokens, *query.shape[1:]), torch.nan)
+    query = torch.cat([query, padding])
     tokens, heads, size = query.shape
     if case.fused_query:
         # Query, keys and values of a token lie side by side after the projection.
@@ -62,16 +67,17 @@ def make_batch(case: Case, query: torch.Tensor) -> Batch:
         )
         fused[:, :heads] = query
         query = fused[:, :heads]
-    else:
-        query = query.clone()
     shape = (tokens + 2 * _GUARD_ROWS, heads, size)
-    starts = torch.tensor([0, *case.query_lens]).cumsum(0)
+    none = (0,) * case.padding_rows
+    starts = torch.tensor([0, *case.query_lens, *none]).cumsum(0)
+    sinks = torch.randn(heads, generator=torch.Generator().manual_seed(case.seed))
     return Batch(
         query=query,
         guarded=torch.full(shape, torch.nan, dtype=query.dtype),
         cu_query=starts.to(torch.int32),
-        used=torch.tensor(case.layout.num_tokens, dtype=torch.int32),
+        used=torch.tensor((*case.layout.num_tokens, *none), dtype=torch.int32),
         table=_make_table(case),
+        sinks=(3 * sinks).to(query.dtype) if case.sinks else None,
     )
 
 
@@ -86,7 +92,8 @@ def _make_table(case: Case) -> torch.Tensor:
     owned = set(case.layout.owned_ids())
     candidates = (*case.layout.freed, case.layout.pool_blocks - 1, 1)
     stale = next((block for block in candidates if block not in owned), NULL_BLOCK)
-    table = torch.full((len(rows), columns), stale, dtype=torch.int32)
+    height = len(rows) + case.padding_rows
+    table = torch.full((height, columns), stale, dtype=torch.int32)
     for request, row in enumerate(rows):
         table[request, : len(row)] = torch.tensor(row, dtype=torch.int32)
     return table

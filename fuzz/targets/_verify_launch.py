@@ -167,7 +167,8 @@ def _scratch(case: Case, batch: Batch) -> dict[str, Any]:
     """What offers the split-KV path; the wrapper decides whether it is taken."""
     if case.kernel != "unified_3d":
         return {}
-    rows = (len(batch.query), case.shape.heads, _SEGMENTS)
+    count = {"tokens": len(batch.query), "requests": len(batch.used)}
+    rows = (count[case.scratch], case.shape.heads, _SEGMENTS)
     width = 1 << (case.shape.head_size - 1).bit_length()
     return {
         "seq_threshold_3D": 2**20,
@@ -191,7 +192,7 @@ def _unified(
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
     from vllm.v1.kv_cache_interface import get_kv_quant_mode
 
-    requests, shape = len(case.query_lens), case.shape
+    requests, shape = len(batch.used), case.shape
     fp8 = case.cache == "fp8"
     heads = (requests, shape.kv_heads)
     unified_attention(
@@ -214,6 +215,7 @@ def _unified(
         kv_quant_mode=get_kv_quant_mode(case.cache),
         k_scale_cache=views.key_scale,
         v_scale_cache=views.value_scale,
+        sinks=batch.sinks,
         **scratch,
     )
     return _was_split(scratch)

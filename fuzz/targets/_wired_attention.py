@@ -69,6 +69,7 @@ def wired_arguments(
         alibi_slopes=None,
         sliding_window=case.window or None,
         kv_cache_dtype=case.cache,
+        sinks=batch.sinks,
     )
     launched: list[dict[str, Any]] = []
     real = triton_attn.unified_attention
@@ -219,7 +220,7 @@ def _wired_metadata(case: Case, spec: Any, batch: Batch) -> Any:
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends.triton_attn import TritonAttentionMetadataBuilder
 
-    shape, requests = case.shape, len(case.query_lens)
+    shape, requests = case.shape, len(batch.used)
     model = SimpleNamespace(
         get_num_attention_heads=lambda _: shape.heads,
         get_num_kv_heads=lambda _: shape.kv_heads,

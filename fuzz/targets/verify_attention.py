@@ -94,7 +94,7 @@ def _observe(
         scale_stride=0 if scale is None else scale.stride(0),
         scale_head_stride=0 if scale is None else scale.stride(2),
         element_bytes=launch.views.key.element_size(),
-        mismatch=worst_mismatch(case, contents, batch.out),
+        mismatch=worst_mismatch(case, contents, batch.out, batch.sinks),
         changed=tuple(changed),
         twin_differs=twin_differs,
     )

@@ -99,6 +99,47 @@ WRITTEN: tuple[Mutant, ...] = (
         cases=40,
         size=480,
     ),
+    Mutant(
+        name="scratch for fewer tokens is taken",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=UNIFIED,
+                function="unified_attention",
+                old="use_3d and softmax_segm_max.shape[0] < q.shape[0]",
+                new="use_3d and softmax_segm_max.shape[0] < 1",
+            ),
+        ),
+        invariants=("ATTN-OWNED",),
+        cases=200,
+        size=480,
+    ),
+    Mutant(
+        name="tokens of padding are merged",
+        origin="contract",
+        edits=(
+            _merge(
+                "query_token_idx >= tl.load(query_start_len_ptr + num_seqs)",
+                "query_token_idx < 0",
+            ),
+        ),
+        invariants=("ATTN-SCRATCH",),
+        cases=200,
+        size=480,
+    ),
+    Mutant(
+        name="sinks count once in every segment",
+        origin="wired",
+        edits=(
+            _kernel(
+                "query_offset_1, query_mask_1, segm_idx, BLOCK_M, USE_SINKS, IS_3D",
+                "query_offset_1, query_mask_1, 0, BLOCK_M, USE_SINKS, IS_3D",
+            ),
+        ),
+        invariants=("ATTN-VALUES",),
+        cases=200,
+        size=480,
+    ),
 )
 
 # As for `verify_attention`; arithmetic of floats reaches no address.
