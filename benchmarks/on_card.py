@@ -55,7 +55,6 @@ class NotOnThisCardError(Exception):
 def launches_on_the_card() -> Iterator[None]:
     """Let `checked_launches` run kernels on the card instead of judging them."""
     import torch
-    from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
     from invariants.memory import launches
@@ -112,12 +111,12 @@ def launches_on_the_card() -> Iterator[None]:
             )
         )
 
-    before = launches._launch, Autotuner._bench  # noqa: SLF001 - no hook for either
+    before = launches._launch  # noqa: SLF001 - it has no hook
     launches._launch = launch  # noqa: SLF001
     try:
         yield
     finally:
-        launches._launch, Autotuner._bench = before  # noqa: SLF001
+        launches._launch = before  # noqa: SLF001
 
 
 def _open(address: int, size_bytes: int) -> None:

@@ -131,12 +131,12 @@ def heuristic() -> list[int]:
     return right(launched("with_heuristic", (1,), out, source, 5), out)
 
 
-def tuned(size: int) -> Launches:
+def tuned(size: int, configuration: int = 0) -> Launches:
     """An autotuned kernel with a grid that asks the configuration."""
     from tests import memory_kernels
 
     out, source = ints(size), torch.arange(size, dtype=torch.int32)
-    with checked_launches() as log:
+    with checked_launches(configuration=configuration) as log:
         memory_kernels.autotuned[lambda meta: (-(-10 // meta["N"]),)](out, source, 10)
     return tuple(log.launches)
 

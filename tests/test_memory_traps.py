@@ -69,9 +69,10 @@ def test_a_tensor_of_a_tuple_has_a_name() -> None:
     assert (finding.tensor, finding.lane, finding.limit) == ("outs[1]", (3,), 3)
 
 
-def test_an_autotuned_kernel_runs_its_first_configuration() -> None:
-    (launch,) = in_child(traps.tuned, 10)
-    assert (launch.grid, launch.findings) == ((3, 1, 1), ())
+def test_an_autotuned_kernel_runs_the_configuration_that_is_asked_for() -> None:
+    for configuration, programs in ((0, 3), (1, 2), (2, 3)):
+        (launch,) = in_child(traps.tuned, 10, configuration)
+        assert (launch.grid, launch.findings) == ((programs, 1, 1), ())
     (launch,) = in_child(traps.tuned, 9)
     assert [each.lane for each in launch.findings] == [(1,)] * len(launch.findings)
     assert {each.tensor for each in launch.findings} == {"source", "out"}

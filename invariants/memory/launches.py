@@ -75,7 +75,7 @@ class Log:
 
 @contextmanager
 def checked_launches(
-    memory: Memory | None = None, *, values: bool = False
+    memory: Memory | None = None, *, values: bool = False, configuration: int = 0
 ) -> Iterator[Log]:
     """Execute and judge every launch of a JIT function until the context ends.
 
@@ -87,6 +87,8 @@ def checked_launches(
         values: Whether floats are computed too, in value mode, so that outputs land in
             their tensors; else only what addresses, masks and integers need. Launches
             that hand floats to each other need one mode: in the other, none land.
+        configuration: Which of its configurations an autotuned kernel has, counted
+            from 0 and around: on a GPU its timings decide.
     """
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
@@ -96,16 +98,21 @@ def checked_launches(
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         _launch(log, function, args, kwargs, grid, warmup=warmup, values=values)
 
-    def bench(*_: Any, **__: Any) -> list[float]:
-        # Timings mean nothing here: all alike, the first configuration wins.
-        return [1.0, 1.0, 1.0]
+    def tuned(tuner: Any, *args: Any, **kwargs: Any) -> Any:
+        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+        left = list(tuner.prune_configs(kwargs))
+        chosen = left[configuration % len(left)]
+        constants = chosen.all_kwargs()
+        if chosen.pre_hook is not None:
+            chosen.pre_hook({**tuner.nargs, **kwargs, **constants})
+        return tuner.fn.run(*args, **kwargs, **constants)
 
-    before = JITFunction.run, Autotuner._bench  # noqa: SLF001 - Triton has no hook for it
-    JITFunction.run, Autotuner._bench = run, bench  # noqa: SLF001
+    before = JITFunction.run, Autotuner.run
+    JITFunction.run, Autotuner.run = run, tuned
     try:
         yield log
     finally:
-        JITFunction.run, Autotuner._bench = before  # noqa: SLF001
+        JITFunction.run, Autotuner.run = before
 
 
 def _launch(
