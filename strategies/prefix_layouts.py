@@ -6,6 +6,7 @@ construction, cheap, and shrinks to ids counted up from 1.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from math import lcm
 from random import Random
@@ -126,6 +127,22 @@ def prefix_layouts(
         reused=ids[1 : 1 + history],
         freed=tuple(islice(_free_ids(ids, pool), max(history - needed, 0))),
         kept_columns=kept if any(kept) else (),
+    )
+
+
+def lifted_layout(layout: PrefixLayout, pool_blocks: int) -> PrefixLayout:
+    """The same tables, with their blocks as far below the end of a larger pool."""
+    shift = pool_blocks - layout.pool_blocks
+
+    def lift(row: Row) -> Row:
+        return tuple(block + shift if block != NULL_BLOCK else block for block in row)
+
+    return replace(
+        layout,
+        pool_blocks=pool_blocks,
+        block_ids=tuple(tuple(lift(row) for row in rows) for rows in layout.block_ids),
+        reused=lift(layout.reused),
+        freed=lift(layout.freed),
     )
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from invariants.kernel_shapes import KernelShape
 from invariants.model import Origin
-from invariants.scheduling import NULL_BLOCK, PrefixLayout
+from invariants.scheduling import PrefixLayout
 from invariants.verify_case import (
     INT32_LIMIT,
     POOL_BYTES_MAX,
@@ -24,7 +24,7 @@ from invariants.verify_case import (
     geometry,
 )
 from strategies.kernel_shapes import kernel_shapes
-from strategies.prefix_layouts import prefix_layouts
+from strategies.prefix_layouts import lifted_layout, prefix_layouts
 from strategies.spec_lengths import spec_lengths
 
 MAX_QUERY = 65
@@ -256,17 +256,4 @@ def pool_blocks(case: Case, boundary: str, beyond: int) -> int:
 
 def lifted(case: Case, pool_blocks: int) -> Case:
     """The same launch with its blocks as far below the end of a larger pool."""
-    layout = case.layout
-    shift = pool_blocks - layout.pool_blocks
-
-    def lift(row: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(block + shift if block != NULL_BLOCK else block for block in row)
-
-    lifted = replace(
-        layout,
-        pool_blocks=pool_blocks,
-        block_ids=tuple(tuple(lift(row) for row in rows) for rows in layout.block_ids),
-        reused=lift(layout.reused),
-        freed=lift(layout.freed),
-    )
-    return replace(case, layout=lifted)
+    return replace(case, layout=lifted_layout(case.layout, pool_blocks))

@@ -97,7 +97,7 @@ def stored_dtype(case: Case) -> torch.dtype:
 def draw_contents(case: Case) -> Contents:
     """Contents from the case's seed."""
     layout, shape = case.layout, case.shape
-    filled = _filled_slots(layout)
+    filled = filled_slots(layout)
     cells = (len(filled), case.block_size, shape.kv_heads)
     source = torch.Generator().manual_seed(case.seed)
     query = torch.randn(
@@ -126,7 +126,7 @@ def draw_contents(case: Case) -> Contents:
     )
 
 
-def _filled_slots(layout: PrefixLayout) -> dict[int, int]:
+def filled_slots(layout: PrefixLayout) -> dict[int, int]:
     """Written slots of each owned block, by id."""
     size = layout.block_sizes[0]
     filled: dict[int, int] = {}

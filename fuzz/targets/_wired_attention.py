@@ -138,14 +138,28 @@ def wired_spec(case: Case) -> Any:
     return spec
 
 
-def wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
-    """The layer's view of the raw pool, by the release's own code."""
+def wired_view(
+    case: Case, spec: Any, raw: torch.Tensor, *, backend: Any = None
+) -> torch.Tensor:
+    """The layer's view of the raw pool, by the release's own code.
+
+    Args:
+        case: The pool's size and order.
+        spec: Of the layer.
+        raw: The pool's bytes.
+        backend: The class that says what it supports; None for Triton attention.
+
+    Raises:
+        NotInThisReleaseError: When the release never makes such a pool.
+    """
     from vllm.v1 import kv_cache_interface
+    from vllm.v1.attention.backends import triton_attn
     from vllm.v1.worker.gpu import attn_utils
 
+    backend = backend or triton_attn.TritonAttentionBackend
     blocks = case.layout.pool_blocks
     if hasattr(kv_cache_interface, "create_kv_cache_views"):
-        layout = _wired_layout(case)
+        layout = _wired_layout(case, backend)
         layer_stride, block_stride, *_ = kv_cache_interface.compute_layout_strides(
             spec, blocks, case.layers, layout
         )
@@ -167,18 +181,17 @@ def wired_view(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
     padded = hasattr(attn_utils, "_reshape_attention_kv_cache")
     if case.padding and not padded:
         raise NotInThisReleaseError("this release pads no attention page")
-    return _reshaped(case, spec, raw)
+    return _reshaped(case, spec, raw, backend)
 
 
-def _wired_layout(case: Case) -> Any:
+def _wired_layout(case: Case, backend: Any) -> Any:
     """The layout of `VLLM_KV_CACHE_LAYOUT`, if the release lets the backend have it."""
-    from vllm.v1.attention.backends import triton_attn, utils
+    from vllm.v1.attention.backends import utils
     from vllm.v1.kv_cache_interface import KVCacheLayout
 
     outer = "BL" if case.layers > 1 else "LB"
     name = {"tokens": f"{outer}NHC", "heads": f"{outer}HNC", "planes": "LHBNC"}
     layout = KVCacheLayout[name[case.order]]
-    backend = triton_attn.TritonAttentionBackend
     if layout not in utils.get_supported_kv_cache_layouts([backend]):
         raise NotInThisReleaseError(f"the backend does not support {layout.name}")
     if case.order == "planes" and (case.layers > 1 or case.padding):
@@ -188,12 +201,11 @@ def _wired_layout(case: Case) -> Any:
     return layout
 
 
-def _reshaped(case: Case, spec: Any, raw: torch.Tensor) -> torch.Tensor:
+def _reshaped(case: Case, spec: Any, raw: torch.Tensor, backend: Any) -> torch.Tensor:
     """Up to 0.32: `_reshape_kv_cache` of v1/worker/gpu/attn_utils.py."""
-    from vllm.v1.attention.backends import triton_attn, utils
+    from vllm.v1.attention.backends import utils
     from vllm.v1.worker.gpu import attn_utils
 
-    backend = triton_attn.TritonAttentionBackend
     reshape = attn_utils._reshape_kv_cache  # noqa: SLF001 - the release's own code
     utils.set_kv_cache_layout("HND" if case.order == "heads" else "NHD")
     try:
