@@ -132,10 +132,10 @@ def fill(case: Case, pool: SparsePool, cache: Cache) -> Contents:
     kind = stored_dtype(case.reading)
     key = torch.randn((*cells, case.key_size), generator=source).to(kind)
     value = key[..., : case.value_size]
-    views = (cache.key,)
+    views = [cache.key]
     if case.form == "heads":
         value = torch.randn((*cells, case.value_size), generator=source).to(kind)
-        views = (cache.key, cache.value)
+        views.append(cache.value)
     pool.open(
         extent
         for view in views

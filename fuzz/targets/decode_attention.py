@@ -203,11 +203,9 @@ def _wired(case: Case, rows: Rows, pool: torch.Tensor) -> _Launch:
         decode=SimpleNamespace(block_table=rows.table, seq_lens=rows.used),
     )
     layer = SimpleNamespace(_k_scale=rows.key_unit)
-    query = tuple(
-        part.contiguous()
-        for part in rows.query.split(
-            [case.value_size, case.key_size - case.value_size], dim=-1
-        )
+    query = (
+        rows.query[..., : case.value_size].contiguous(),
+        rows.query[..., case.value_size :].contiguous(),
     )
     launched: list[dict[str, Any]] = []
     signature = inspect.signature(triton_mla.decode_attention_fwd)
