@@ -33,7 +33,7 @@ Kind = Literal[
     "undrafted",
     "broken",
 ]
-CONTRACT_KINDS = ("placeholder", "undrafted", "broken")
+CONTRACT_KINDS: tuple[Kind, ...] = ("placeholder", "undrafted", "broken")
 
 
 @dataclass(frozen=True, kw_only=True)

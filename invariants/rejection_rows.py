@@ -8,16 +8,17 @@ token. Where float32 may decide either way, both are right.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING
 
 from invariants.rejection_case import PLACEHOLDER
+from invariants.rejection_sampler import Mismatch, What
 
-# Relative, of probabilities that float32 softmax gives (measured: under 1e-6).
-_ERROR = 4e-6
+if TYPE_CHECKING:
+    import torch
 
-What = Literal["accepted", "recovered", "bonus", "rest"]
+# Relative, of a probability: 64 roundoffs of float32 for its exponential, the sum over
+# the vocabulary and the quotient.
+_ERROR = 64 * 2.0**-24
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,10 +35,10 @@ class Step:
     """
 
     token: int
-    logits: torch.Tensor
-    drafter: torch.Tensor | None = None
+    logits: "torch.Tensor"
+    drafter: "torch.Tensor | None" = None
     uniform: float | None = None
-    noise: torch.Tensor | None = None
+    noise: "torch.Tensor | None" = None
 
     @property
     def broken(self) -> bool:
@@ -45,7 +46,7 @@ class Step:
         return bool(self.logits.isnan().any())
 
     @property
-    def best(self) -> torch.Tensor:
+    def best(self) -> "torch.Tensor":
         """``[vocab]`` whether a token is the target's best, one of several maybe."""
         return self.logits == self.logits.max()
 
@@ -73,10 +74,10 @@ class Step:
             return None
         return ratio >= self.uniform
 
-    def recoverable(self, *, greedy: bool) -> torch.Tensor:
+    def recoverable(self, *, greedy: bool) -> "torch.Tensor":
         """``[vocab]`` whether a token may stand where the draft was rejected."""
         if self.broken:
-            return torch.ones_like(self.logits, dtype=torch.bool)
+            return self.logits.new_ones(len(self.logits)).bool()
         if greedy:
             return self.best
         target = self.logits.softmax(-1)
@@ -90,7 +91,7 @@ class Step:
             residual -= self.drafter
             error += _ERROR * self.drafter
         if bool((residual <= error).all()):
-            return torch.ones_like(self.logits, dtype=torch.bool)
+            return self.logits.new_ones(len(self.logits)).bool()
         if self.noise is None:
             return (target > 0) & (residual + error > 0)
         least = (residual - error) * self.noise
@@ -98,27 +99,10 @@ class Step:
         return possible
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """The first token of a row that cannot be right.
-
-    Attributes:
-        what: What should have been there: the draft itself, a recovered token, the
-            bonus token, or nothing more.
-    """
-
-    what: What
-    greedy: bool
-    request: int
-    position: int
-    got: int
-    expected: str
-
-
 def first_wrong(
     row: Sequence[int],
     drafts: Sequence[Step],
-    bonus: torch.Tensor,
+    bonus: "torch.Tensor",
     *,
     request: int,
     greedy: bool,
@@ -178,6 +162,6 @@ def _rest(
     return None if position is None else wrong("rest", position, "nothing")
 
 
-def _described(possible: torch.Tensor) -> str:
+def _described(possible: "torch.Tensor") -> str:
     tokens = possible.nonzero().flatten().tolist()
     return f"one of {tokens}" if len(tokens) <= 4 else f"one of {len(tokens)} tokens"

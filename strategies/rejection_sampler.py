@@ -7,6 +7,7 @@ from invariants.rejection_case import CONTRACT_KINDS, DRAFTS_MAX, Case, Kind, Ru
 from invariants.rejection_sampler import VOCAB_BLOCK
 from invariants.verify_case import INT32_LIMIT
 
+_RUNNERS: tuple[Runner, ...] = ("v1", "v2")
 _REQUESTS_MAX = 5
 _STEPS = (1, 2, 3, 5)
 _KINDS: tuple[Kind, ...] = ("right", "open", "never", "same", "certain")
@@ -29,7 +30,7 @@ def cases(draw: st.DrawFn, *, origin: Origin) -> Case:
         draw: Given by Hypothesis.
         origin: Wired ones are as the runners make them.
     """
-    runner = draw(st.sampled_from(("v1", "v2")))
+    runner: Runner = draw(st.sampled_from(_RUNNERS))
     size = draw(st.sampled_from(_SIZES))
     if size == "far" and runner == "v1" and origin == "wired":
         return draw(_far_of_v1())
@@ -47,7 +48,7 @@ def _computed(draw: st.DrawFn, *, origin: Origin, runner: Runner, size: str) -> 
     greedy = draw(_greedy(requests=requests))
     # 0.20.1 has no V2 without probabilities, and none that verifies blocks.
     drafted = draw(st.sampled_from((True, False) if runner == "v1" else _MOSTLY))
-    known = list(_KINDS)
+    known: list[Kind] = list(_KINDS)
     if not wired:
         skipped = () if runner == "v1" and drafted else ("undrafted",)
         known += [kind for kind in CONTRACT_KINDS if kind not in skipped]
@@ -99,8 +100,7 @@ def _far_of_v1(draw: st.DrawFn) -> Case:
         counts=counts,
         greedy=(False,) * requests,
         kinds=("open",),
-        # Those of a drafter that tells none are judged lane by lane: 26 s a case.
-        drafted=True,
+        drafted=draw(st.booleans()),
         block=False,
         steps=DRAFTS_MAX,
         states=requests,

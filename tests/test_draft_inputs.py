@@ -25,7 +25,7 @@ from invariants.draft_inputs_model import UNTOUCHED, expected
 from invariants.memory.findings import Undecided
 from invariants.model import Judgement, Origin
 from strategies.draft_inputs import cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "draft_inputs"
@@ -197,9 +197,8 @@ def judge_on(executor: Executor, case: Case) -> Judgement:
 @pytest.mark.subject
 @pytest.mark.network
 @pytest.mark.parametrize("release", ["0.33.0", "0.20.1"])
-def test_steps_of_a_release(release: str) -> None:
-    with Elsewhere(release) as subject:
-        for form in FORMS:
-            judgement = subject.call(judge_on, small(form))
-            assert judgement.violations == ()
-            assert judgement.judged
+def test_steps_of_a_release(releases: Releases, release: str) -> None:
+    for form in FORMS:
+        judgement = releases(release).call(judge_on, small(form))
+        assert judgement.violations == ()
+        assert judgement.judged

@@ -1,6 +1,8 @@
 """Rejection sampling: strategy, the rule in float64, laws, real kernels."""
 
 from dataclasses import replace
+from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -8,9 +10,9 @@ import torch
 from fuzz import rooms
 from fuzz.execution import Executor
 from invariants.memory.findings import Undecided
-from invariants.model import Judgement, Origin
-from invariants.rejection_case import PLACEHOLDER, Case
-from invariants.rejection_rows import Mismatch, Step, What, first_wrong
+from invariants.model import ORIGINS, Judgement, Origin
+from invariants.rejection_case import PLACEHOLDER, Case, Runner
+from invariants.rejection_rows import Step, first_wrong
 from invariants.rejection_sampler import (
     ALL_GREEDY,
     ALL_RANDOM,
@@ -21,15 +23,18 @@ from invariants.rejection_sampler import (
     PAST_BYTES,
     PAST_ELEMENTS,
     TOGETHER,
+    Mismatch,
     Observation,
     Stray,
+    What,
     judge,
 )
 from strategies.rejection_sampler import cases
-from tests.elsewhere import Elsewhere
+from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
 
 TARGET = "rejection_sampler"
+RUNNERS: tuple[Runner, ...] = ("v1", "v2")
 
 
 def reached(case: Case) -> frozenset[str]:
@@ -86,7 +91,7 @@ BONUS = torch.tensor([False, False, True])
 
 def wrong_in(row: list[int], *drafts: Step, greedy: bool = False) -> What | None:
     found = first_wrong(row, drafts, BONUS, request=0, greedy=greedy, together=False)
-    return found and found.what
+    return None if found is None else found.what
 
 
 def sure(token: int, uniform: float) -> Step:
@@ -189,21 +194,21 @@ def judge_on(executor: Executor, case: Case) -> Judgement:
 @pytest.mark.subject
 @pytest.mark.network
 @pytest.mark.parametrize("release", ["0.33.0", "0.20.1"])
-def test_steps_of_a_release(release: str) -> None:
-    with Elsewhere(release) as subject:
-        for origin in ("wired", "contract"):
-            for runner in ("v1", "v2"):
-                case = find_any(
-                    cases(origin=origin),  # type: ignore[arg-type]
-                    lambda case, runner=runner: (
-                        case.runner == runner
-                        and case.drafted == (runner == "v2")
-                        and len(case.counts) > 1
-                        and not case.block
-                        and not case.far
-                        and not {"placeholder", "broken"} & set(case.kinds)
-                    ),
-                )
-                judgement = subject.call(judge_on, case)
-                assert judgement.violations == ()
-                assert judgement.judged
+def test_steps_of_a_release(releases: Releases, release: str) -> None:
+    for origin, runner in product(ORIGINS, RUNNERS):
+        case = find_any(cases(origin=origin), partial(_plain, runner=runner))
+        judgement = releases(release).call(judge_on, case)
+        assert judgement.violations == ()
+        assert judgement.judged
+
+
+def _plain(case: Case, *, runner: Runner) -> bool:
+    """Whether 0.20.1 has such a step as well."""
+    return (
+        case.runner == runner
+        and case.drafted == (runner == "v2")
+        and len(case.counts) > 1
+        and not case.block
+        and not case.far
+        and not {"placeholder", "broken"} & set(case.kinds)
+    )

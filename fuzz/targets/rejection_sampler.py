@@ -11,6 +11,7 @@ from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -27,7 +28,7 @@ from invariants.memory.launches import checked_launches
 from invariants.memory.regions import Memory
 from invariants.rejection_case import PLACEHOLDER, Case
 from invariants.rejection_rows import first_wrong
-from invariants.rejection_sampler import Observation, Stray
+from invariants.rejection_sampler import Mismatch, Observation, Stray
 
 _V1 = "vllm.v1.sample.rejection_sampler"
 _V2 = "vllm.v1.worker.gpu.spec_decode"
@@ -38,6 +39,7 @@ _V2_FUNCTIONS = (
 # More than one value for requests, the second of which is replaced.
 _VALUES = (11, 0, 13, 0, 17)
 _REPLACED_BY = 1
+_NONE_GIVEN = "this release's runner never gives drafters' probabilities"
 
 Rows = list[list[int]]
 Sampler = Callable[[], Rows]
@@ -114,20 +116,19 @@ def _compared(
     v1 = case.runner == "v1"
     strays = tuple(
         Stray(where=where, token=wrong[0], count=len(wrong))
-        for where, tokens in (
-            ("sampled", [token for row in rows for token in row]),
-            ("recovered", recovered),
+        for where, tokens, least in (
+            ("sampled", [token for row in rows for token in row], PLACEHOLDER),
+            ("recovered", recovered, 0),
         )
-        if (wrong := [t for t in tokens if not PLACEHOLDER <= t < case.vocab])
-        or (wrong := [t for t in tokens if t == PLACEHOLDER and where == "recovered"])
+        if (wrong := [token for token in tokens if not least <= token < case.vocab])
     )
-    mismatches = []
+    mismatches: list[Mismatch] = []
     steps = steps_of(case, inputs, randomness=v1)
     for request, (row, (*drafts, last)) in enumerate(zip(rows, steps, strict=True)):
         greedy = case.greedy[request]
         takes_best = v1 or greedy
         bonus = last.best if takes_best else last.logits > -torch.inf
-        wrong = first_wrong(
+        mismatch = first_wrong(
             row,
             drafts,
             bonus,
@@ -135,8 +136,8 @@ def _compared(
             greedy=greedy,
             together=case.block,
         )
-        if wrong is not None:
-            mismatches.append(wrong)
+        if mismatch is not None:
+            mismatches.append(mismatch)
     kept = (tuple(token for token in row if token != PLACEHOLDER) for row in rows)
     return Observation(
         rows=tuple(kept),
@@ -218,8 +219,8 @@ def _forward(case: Case, inputs: Inputs, memory: Memory) -> Sampler | str:
     """The sampler's own `forward`, with metadata as the runner makes them."""
     module = import_module(_V1)
     metadata = verify_metadata(case.counts, case.drafts)
-    if case.drafted and not hasattr(module, "_sample_recovered_tokens"):
-        return "this release's runner never gives drafters' probabilities"
+    if case.drafted and _none_given():
+        return _NONE_GIVEN
     drafter = inputs.drafter.softmax(-1) if case.drafted else None
     for each in (metadata.draft_token_ids, metadata.cu_num_draft_tokens):
         memory.read_only(each)
@@ -244,9 +245,22 @@ def _forward(case: Case, inputs: Inputs, memory: Memory) -> Sampler | str:
     return sample
 
 
+def _none_given() -> bool:
+    """Whether the runner passes None for drafters' probabilities, as 0.20.1's does."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    return not hasattr(GPUModelRunner, "_get_spec_decode_draft_probs")
+
+
 def _run_far(case: Case, memory: Memory) -> Observation:
-    """V1 with logits that are addresses only."""
+    """V1 with logits that are addresses only.
+
+    Recovered tokens are drawn for the first draft of each request: a program for every
+    draft would cost minutes, and none depends on another.
+    """
     module = import_module(_V1)
+    if case.origin == "wired" and case.drafted and _none_given():
+        return Observation(skipped=_NONE_GIVEN)
     shape = (case.tokens, case.vocab)
     tensors = (
         virtual(shape, torch.float32),
@@ -258,7 +272,15 @@ def _run_far(case: Case, memory: Memory) -> Observation:
         uniform=torch.full((case.tokens,), 0.5, dtype=torch.float64),
         exponential=torch.ones(1, 1),
     )
-    with checked_launches(memory) as log:
+    recover = module.sample_recovered_tokens
+
+    def first_drafts(_most: int, *rest: Any) -> torch.Tensor:
+        return torch.zeros_like(recover(1, *rest))
+
+    with (
+        mock.patch.object(module, "sample_recovered_tokens", first_drafts),
+        checked_launches(memory) as log,
+    ):
         try:
             with chance:
                 _v1_rows(module, case, memory, tensors, None)

@@ -16,6 +16,7 @@ _LOADED = "tl.load(draft_token_ids_ptr + start_idx + pos)"
 _RULE = "accepted = draft_prob > 0 and"
 _STATE = "req_state_idx = tl.load(expanded_idx_mapping_ptr"
 _COUNTED = "    num_draft_tokens = end_idx - start_idx\n"
+_WIDENED = f"{_COUNTED}    start_idx = start_idx.to(tl.int64)\n"
 
 
 def _v1(function: str, old: str, new: str) -> SourceEdit:
@@ -44,23 +45,17 @@ def _in_vocabulary(function: str) -> SourceEdit:
 
 
 FIXES = (
+    # 0.33.0 has a branch of its own for placeholders, and needs the first edits only.
     Fix(
-        name="tokens times the vocabulary in 64 bits",
+        name="tokens times the vocabulary in 64 bits, placeholders rejected unread",
         sites=tuple(
             f"{kernel}: {tensor}"
             for kernel in (_RANDOM, _RECOVERED)
             for tensor in ("draft_probs_ptr", "target_probs_ptr")
         ),
-        edits=tuple(
-            _v1(kernel, _COUNTED, f"{_COUNTED}    start_idx = start_idx.to(tl.int64)\n")
-            for kernel in (_RANDOM, _RECOVERED)
-        ),
-    ),
-    # 0.33.0 has a branch of its own for them.
-    Fix(
-        name="placeholders index nothing and are rejected",
-        sites=(f"{_RANDOM}: draft_probs_ptr", f"{_RANDOM}: target_probs_ptr"),
         edits=(
+            _v1(_RANDOM, _COUNTED, _WIDENED),
+            _v1(_RECOVERED, _COUNTED, _WIDENED),
             _v1(
                 _RANDOM,
                 f"draft_token_id = {_LOADED}",
