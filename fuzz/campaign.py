@@ -42,6 +42,8 @@ from reports.events import (
 )
 
 PROGRESS_INTERVAL_S = 0.5
+# A shard that has not met every boundary goes on, for so many times its cases in all.
+EXTENSIONS_MAX = 4
 
 
 class TargetAbsent(Exception):
@@ -276,12 +278,16 @@ class Campaign:
     def search(self, target: str, *, origin: Origin, share: float = 1.0) -> None:
         """Search this shard for faults of a target that are not in the ledger.
 
+        A shard whose cases have not met every boundary that its property must meet goes
+        on for a while, so that rare ones need no large share.
+
         Faults on contract input are told and saved, but fail a strict run only.
 
         Args:
             target: The target's name.
             origin: Which cases are drawn.
-            share: Fraction of the profile's cases, for slow targets.
+            share: Fraction of the profile's cases, such that each property takes
+                about as long as others.
 
         Raises:
             TargetAbsent: When the tree has no such code path.
@@ -297,7 +303,11 @@ class Campaign:
         budget = math.ceil(run.profile.cases * share / run.profile.shards)
         stop = self._stop_time()
         results: list[SearchResult] = []
-        while not results or time.monotonic() < stop:
+        while (
+            not results
+            or time.monotonic() < stop
+            or (len(results) < EXTENSIONS_MAX and self._unmet(rooms, origin, results))
+        ):
             pace = _Pace(worker, shard)
             results.append(
                 search(
@@ -322,6 +332,17 @@ class Campaign:
             faults = [fault for result in results for fault in result.faults]
             if faults:
                 raise NewFaults("\n".join(_line(fault) for fault in faults))
+
+    def _unmet(self, rooms: Rooms, origin: Origin, results: list[SearchResult]) -> bool:
+        """Whether a boundary was met less often than this shard owes its property."""
+        profile = self._worker.run.profile
+        met = sum((each.labels for each in results), start=Counter[str]())
+        owed = math.ceil(profile.labels_min / profile.shards)
+        return any(
+            met[label] < owed
+            for law in rooms.invariants
+            for label in law.labels_needed(origin) or ()
+        )
 
     def _stop_time(self) -> float:
         """When to begin no further repetition; a moment past for most profiles."""

@@ -14,4 +14,4 @@ def test_contract(campaign: Campaign) -> None:
 
 def test_wired(campaign: Campaign) -> None:
     """Tables as the workers size and fill them, step by step."""
-    campaign.search("mamba_block_table", origin="wired", share=0.2)
+    campaign.search("mamba_block_table", origin="wired", share=0.3)

@@ -22,11 +22,16 @@ PAST_HEADS = "head offset beyond 2^31 elements"
 PAST_SLOTS = "slot beyond 2^31"
 LAST_BLOCK = "last block of the pool"
 PADDED = "tokens that are not written"
-COMPARED = "cache compared"
 
 _FAR = (PAST_ELEMENTS, PAST_BYTES, LAST_BLOCK)
 _FORMS = ("flash", "per_token_head")
 _STORED = ("auto", "fp8", "int8_per_token_head", "fp8_per_token_head")
+
+
+def compared_label(form: str) -> str:
+    """Label of the cases of a form whose cache was compared."""
+    return f"{form}, cache compared"
+
 
 EXACT = Invariant(
     id="KV-WRITE-EXACT",
@@ -77,16 +82,16 @@ VALUES = Invariant(
         "that the quantised cache has."
     ),
     severity="corruption",
-    wired=(COMPARED, *_STORED),
-    contract=(COMPARED, *_STORED, "heads_first", "diffkv"),
+    wired=(*_STORED, *map(compared_label, _FORMS)),
+    contract=(*_STORED, *map(compared_label, KERNELS)),
 )
 KEEPS = Invariant(
     id="KV-WRITE-KEEPS",
     target=TARGET,
     statement="Everything else in the blocks that are written to stays as it was.",
     severity="corruption",
-    wired=(COMPARED, *_FORMS),
-    contract=(COMPARED, *_FORMS, "heads_first", "diffkv"),
+    wired=tuple(map(compared_label, _FORMS)),
+    contract=tuple(map(compared_label, KERNELS)),
 )
 INVARIANTS = (EXACT, OWNED, STORES, RAISES, VALUES, KEEPS)
 
@@ -217,6 +222,6 @@ def _labels(case: Case, observation: Observation) -> frozenset[str]:
         PAST_SLOTS: max(case.slots) >= INT32_LIMIT,
         LAST_BLOCK: case.top_block == case.pool_blocks - 1,
         PADDED: PADDING_SLOT in case.slots,
-        COMPARED: case.compared,
+        compared_label(case.form): case.compared,
     }
     return frozenset(label for label, seen in shown.items() if seen)

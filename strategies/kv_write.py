@@ -45,7 +45,7 @@ _CONTRACT: tuple[_Configuration, ...] = (
     ("heads_first", "bfloat16", "auto", 2, 64, 64, 16, "apart", "heads"),
     ("heads_first", "bfloat16", "fp8", 3, 128, 128, WIDE, "apart", "heads"),
     ("per_token_head", "bfloat16", _INT8, 3, 32, 32, 16, "apart", "planes"),
-    ("per_token_head", "bfloat16", _INT8, 4, 64, 64, 17, "interleaved", "tokens"),
+    ("per_token_head", "bfloat16", _INT8, 4, 80, 80, 17, "interleaved", "tokens"),
     ("per_token_head", "float16", _FP8, 3, 128, 128, 33, "halves", "heads"),
     ("diffkv", "bfloat16", "auto", 2, 192, 128, 16, "interleaved", "tokens"),
     ("diffkv", "float16", "auto", 3, 40, 24, 48, "interleaved", "heads"),
@@ -94,7 +94,8 @@ def cases(draw: st.DrawFn, *, origin: Origin) -> Case:
         layers=1 if bare else draw(st.sampled_from((1, 1, 1, 5))),
         padding=0 if bare else draw(st.sampled_from((0, 0, 0, 16))),
         fused=draw(st.booleans()),
-        seed=draw(st.integers(0, 255)),
+        # Whether the cache is compared is a choice of its own; see `Case.compared`.
+        seed=4 * draw(st.integers(0, 63)) + draw(st.sampled_from((0, 3, 1, 2))),
     )
     reading = small.reading
     boundary = draw(st.sampled_from((*boundaries_of(reading), _PAST_SLOTS)))

@@ -45,8 +45,11 @@ _CONTRACT_KERNELS: tuple[Kernel, ...] = (
     "control_fixed",
     "spec_decode_attn",
 )
-# Where the top of the pool is: in a small pool, or beyond a boundary by so many blocks.
-_BOUNDARIES = ("small", "elements", "bytes", "scales", "unsigned")
+# Where the top of the pool is: in a small pool, or beyond a boundary by so many blocks;
+# in a cache of wider elements bytes pass first, in one of bytes with elements.
+_BOUNDARIES = ("small", "elements", "unsigned")
+_WIDE_BOUNDARIES = ("small", "bytes", "elements", "unsigned")
+_SCALED_BOUNDARIES = ("small", "scales", "elements", "scales", "unsigned")
 # In planes the distance between heads grows with the pool, and passes limits first.
 _PLANE_BOUNDARIES = ("heads", "scale heads", "small", "scale heads", "elements")
 _BEYOND = (2, 1, 0, 13, 1000)
@@ -134,7 +137,8 @@ def _small_cases(
     queries = query_lens(draw, layout)
     # Wired ones split the keys into 16 segments (NUM_PAR_SOFTMAX_SEGMENTS).
     splits = {"unified_2d": 0, "spec_decode_attn": 0}.get(kernel, 16 if wired else 4)
-    shape, queries = _affordable(shape, queries, layout, splits=splits)
+    many = draw(st.booleans())
+    shape, queries = _affordable(shape, queries, layout, splits=splits, many=many)
     own = kernel.startswith("control")
     order = draw(st.sampled_from(_ORDERS if not own else _ORDERS[:2]))
     bare = wired and order == "planes"
@@ -164,7 +168,11 @@ def _small_cases(
 
 def boundaries_of(case: Case) -> tuple[str, ...]:
     """Where the top of a case's pool may be; see `pool_blocks`."""
-    return _PLANE_BOUNDARIES if case.order == "planes" else _BOUNDARIES
+    if case.order == "planes":
+        return _PLANE_BOUNDARIES
+    if case.scaled:
+        return _SCALED_BOUNDARIES
+    return _WIDE_BOUNDARIES if geometry(case).element_bytes > 1 else _BOUNDARIES
 
 
 def query_lens(draw: st.DrawFn, layout: PrefixLayout) -> tuple[int, ...]:
@@ -200,12 +208,20 @@ def _work(
 
 
 def _affordable(
-    shape: KernelShape, queries: tuple[int, ...], layout: PrefixLayout, *, splits: int
+    shape: KernelShape,
+    queries: tuple[int, ...],
+    layout: PrefixLayout,
+    *,
+    splits: int,
+    many: bool,
 ) -> tuple[KernelShape, tuple[int, ...]]:
-    """Shorter queries, smaller groups and fewer KV heads, until the work is bounded."""
+    """Shorter queries, smaller groups and fewer KV heads, until the work is bounded.
+
+    With ``many``, queries stay long as long as groups can be made smaller.
+    """
     group = shape.queries_per_kv
     while _work(group, queries, layout, splits=splits) > WORK_MAX:
-        if max(queries) > 1 and (group == 1 or max(queries) > 4):
+        if max(queries) > 1 and (group == 1 or (max(queries) > 4 and not many)):
             queries = tuple((length + 1) // 2 for length in queries)
         elif group > 1:
             group //= 2

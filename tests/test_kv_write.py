@@ -8,7 +8,6 @@ from fuzz import rooms
 from fuzz.execution import Executor
 from fuzz.targets._escaped import tree_raised
 from invariants.kv_write import (
-    COMPARED,
     INVARIANTS,
     KEEPS,
     LAST_BLOCK,
@@ -21,9 +20,10 @@ from invariants.kv_write import (
     VALUES,
     Mismatch,
     Observation,
+    compared_label,
     judge,
 )
-from invariants.kv_write_case import Case, geometry
+from invariants.kv_write_case import KERNELS, Case, geometry
 from invariants.memory.findings import Undecided
 from invariants.model import Judgement, decode, encode
 from reproducers import store
@@ -60,7 +60,7 @@ def reached(case: Case) -> frozenset[str]:
     "label",
     [
         *(PAST_ELEMENTS, PAST_BYTES, PAST_SCALES, PAST_HEADS, PAST_SLOTS),
-        *(LAST_BLOCK, PADDED, COMPARED, "heads_first", "diffkv"),
+        *(LAST_BLOCK, PADDED, "heads_first", "diffkv", *map(compared_label, KERNELS)),
     ],
 )
 def test_boundaries_are_reached(label: str) -> None:

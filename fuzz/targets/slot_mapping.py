@@ -43,7 +43,7 @@ CONTROLS = (
             ),
         ),
         invariant="SLOT-MAP-VALUES",
-        cases=150,
+        cases=900,
     ),
 )
 # Where a row that no request has stands in V2's mapping of rows to state rows.

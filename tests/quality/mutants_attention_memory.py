@@ -29,7 +29,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-EXACT",),
         cases=40,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="offsets of value scales in 32 bits",
@@ -42,7 +42,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-EXACT",),
         cases=600,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="the page of the next column",
@@ -55,7 +55,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-OWNED",),
         cases=40,
-        size=480,
+        size=540,
     ),
     # In the device function that the kernel calls: what was lowered before is stale.
     Mutant(
@@ -71,7 +71,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-OWNED",),
         cases=40,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="segments that nobody stored are merged",
@@ -84,7 +84,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-SCRATCH",),
         cases=40,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="the merged row of the next token",
@@ -97,7 +97,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-OWNED",),
         cases=40,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="scratch for fewer tokens is taken",
@@ -112,7 +112,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-OWNED",),
         cases=200,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="tokens of padding are merged",
@@ -125,7 +125,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-SCRATCH",),
         cases=200,
-        size=480,
+        size=540,
     ),
     Mutant(
         name="sinks count once in every segment",
@@ -138,7 +138,7 @@ WRITTEN: tuple[Mutant, ...] = (
         ),
         invariants=("ATTN-VALUES",),
         cases=200,
-        size=480,
+        size=540,
     ),
 )
 

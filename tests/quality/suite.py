@@ -18,6 +18,9 @@ from tests.quality.mutant import Mutant
 # Within how many cases of each origin a mechanical fault is looked for.
 CASES = 300
 CASES_ISOLATED = 30
+# What shrinking a written fault may run; an isolated case costs a hundred others.
+SHRINK_CASES = 800
+SHRINK_CASES_ISOLATED = 150
 
 # In place of an invariant: the fault was not judged, it stopped the target itself.
 STOPPED = "stopped the run"
@@ -74,6 +77,7 @@ def hunt_written(
 ) -> Hunt:
     """Look for a written fault and shrink it."""
     loaded = rooms.load(target)
+    slow = rooms.target_module(target).RUNTIME.isolated
     result = find_planted(
         executor,
         loaded,
@@ -82,7 +86,7 @@ def hunt_written(
         budget=mutant.cases,
         seed=derived_seed(seed, "mutant", target, mutant.name),
         invariants=frozenset(mutant.invariants),
-        shrink_cases=800,
+        shrink_cases=SHRINK_CASES_ISOLATED if slow else SHRINK_CASES,
     )
     return _hunt(mutant.name, target, result)
 
