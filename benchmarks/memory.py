@@ -2,8 +2,8 @@
 
 Launches the split-KV control kernel at the size of the public report (24 query heads,
 4 KV heads, head size 256, blocks of 880 tokens, 8 query tokens, the request at the top
-of the pool): in address mode, and in Triton's interpreter beside it, each in a process
-of its own. Then shows what the time goes into, and how it grows.
+of the pool): in address mode, in value mode, and in Triton's interpreter beside them,
+each in a process of its own. Then shows what the time goes into, and how it grows.
 """
 
 import argparse
@@ -132,7 +132,7 @@ def run_arm(arm: str, size: Size, *, repeats: int, profile: bool) -> Figures:
     with launcher(size) as launch:
 
         def checked() -> None:
-            with checked_launches() as log:
+            with checked_launches(values=arm == "values") as log:
                 launch()
             if log.findings or log.undecided:
                 raise SystemExit(f"not clean: {log.findings or log.undecided}")
@@ -187,9 +187,14 @@ def main(arguments: list[str]) -> None:
         address = in_child("address", size, repeats=repeats, profile=given.profile)
         row = {"tokens": tokens, **asdict(address)}
         if not given.no_interpreter:
+            values = in_child("values", size, repeats=min(repeats, 5))
             interpreter = in_child("interpret", size, repeats=0)
+            row["values_ms"] = values.median_ms
             row["interpreter_ms"] = interpreter.first_ms
             row["times_faster"] = round(interpreter.first_ms / address.median_ms)
+            row["values_times_faster"] = round(
+                interpreter.first_ms / values.median_ms, 1
+            )
         tell(row, as_json=given.json)
     grown = {
         "a hundred times the pool": Size(tokens=2_000, blocks=260_000),
