@@ -2058,17 +2058,25 @@ def _replaced(edit: Replacement) -> tuple[Any, Any, Any]:
     return holder, current, implementation
 
 
-def _holders(holder: Any, function: str, value: Any) -> Iterator[Any]:
-    """Whatever calls a function by a name of its own: its home and its importers."""
+def _holders(holder: Any, function: str, value: Any) -> Iterator[tuple[Any, str]]:
+    """Whatever calls a function by a name of its own, and that name.
+
+    Its home, its importers, and what a decorator of the home made to launch it (from
+    0.33.0 on, `_expand` keeps `expand_kernel` as its `kernel`).
+    """
     if not isinstance(holder, ModuleType):
-        yield holder
+        yield holder, function
         return
     # The tree's package and our targets; thousands of other modules cannot have it.
     roots = {holder.__name__.partition(".")[0], "fuzz"}
     for name, module in list(sys.modules.items()):
         known = name.partition(".")[0] in roots and module is not None
         if known and vars(module).get(function) is value:
-            yield module
+            yield module, function
+    for launcher in list(vars(holder).values()):
+        if not isinstance(launcher, ModuleType | type):
+            kept = dict(getattr(launcher, "__dict__", {}))
+            yield from ((launcher, name) for name in kept if kept[name] is value)
 
 
 @contextmanager
@@ -2089,13 +2097,13 @@ def applied(*edits: Edit) -> Iterator[None]:
             holder, current, new = made
             last = edit.function.rsplit(".", 1)[-1]
             undo.append((holder, last, current, new))
-            for each in _holders(holder, last, current):
-                setattr(each, last, new)
+            for each, name in list(_holders(holder, last, current)):
+                setattr(each, name, new)
         yield
     finally:
         for holder, last, current, new in reversed(undo):
-            for each in list(_holders(holder, last, new)):
-                setattr(each, last, current)
+            for each, name in list(_holders(holder, last, new)):
+                setattr(each, name, current)
 
 
 def fitting(edits: tuple[SourceEdit, ...]) -> SourceEdit:
