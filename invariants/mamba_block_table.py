@@ -7,8 +7,9 @@ does the same over plain lists.
 
 from dataclasses import dataclass
 
+from invariants.kernel_laws import KernelLaws, undecided_reason
 from invariants.mamba_prefix_hits import wrong_hits
-from invariants.mamba_table_labels import BEYOND, SPECULATIVE, labels_of
+from invariants.mamba_table_labels import BEYOND, CUDA, FAR, SPECULATIVE, labels_of
 from invariants.mamba_table_values import Case, Observation, WindowCall
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.scheduling import NULL_BLOCK
@@ -19,6 +20,35 @@ KERNEL_SITE = "_mamba_align_block_table_kernel"
 SIZING_SITE = "GPUModelRunner.may_reinitialize_input_batch"
 FILLING_SITE = "MultiGroupBlockTable.append_row"
 HIT_SITE = "MambaManager.find_longest_cache_hit"
+
+EXACT = Invariant(
+    id="GDN-ALIGN-EXACT",
+    target=TARGET,
+    statement="No number that has wrapped in 32 bits reaches an address or the mask of "
+    "an access.",
+    severity="crash",
+    wired=(CUDA,),
+    contract=(CUDA, FAR),
+)
+ACCESS = Invariant(
+    id="GDN-ALIGN-ACCESS",
+    target=TARGET,
+    statement="Kernels that cut out windows, or fill and gather rows, stay in the "
+    "tensors that they are given.",
+    severity="crash",
+    wired=(CUDA,),
+    contract=(CUDA,),
+)
+STORES = Invariant(
+    id="GDN-ALIGN-STORES",
+    target=TARGET,
+    statement="They store to no input, and no two programs store different numbers to "
+    "one element.",
+    severity="corruption",
+    wired=(CUDA,),
+    contract=(CUDA,),
+)
+_ACCESSES = KernelLaws(exact=EXACT, owned=ACCESS, stores=STORES)
 
 INVARIANTS: tuple[Invariant, ...] = (
     Invariant(
@@ -101,6 +131,9 @@ INVARIANTS: tuple[Invariant, ...] = (
         severity="corruption",
         wired=("prefix hit", "longer prefix hit"),
     ),
+    EXACT,
+    ACCESS,
+    STORES,
 )
 
 
@@ -108,13 +141,16 @@ def judge(case: Case, observation: Observation) -> Judgement:
     """Judge each call against the reference, and the tables' width (wired)."""
     judged: set[str] = set()
     violations: list[Violation] = []
-    if observation.absent:
+    skipped = observation.absent or undecided_reason(
+        observation.findings, observation.undecided
+    )
+    if skipped:
         return Judgement(
-            judged=frozenset(),
-            violations=(),
-            labels=frozenset(),
-            skipped=observation.absent,
+            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
         )
+    if case.branch == "triton" or observation.findings:
+        judged |= {EXACT.id, ACCESS.id, STORES.id}
+        violations += _ACCESSES.violations(observation.findings, origin=case.origin)
     if case.origin == "wired":
         judged |= {"GDN-TABLE-FITS", "GDN-BLOCKS-GIVEN"}
         violations += [*_unallocated(observation), *_unfit(observation)]

@@ -7,6 +7,9 @@ from invariants.scheduling import NULL_BLOCK
 
 SPECULATIVE = "speculative window"
 BEYOND = "window needs columns beyond docstring width"
+CUDA = "triton branch"
+FAR = "row offset beyond 2^31 elements"
+_ELEMENTS_MAX = 2**31
 
 
 def labels_of(case: Case, observation: Observation) -> frozenset[str]:
@@ -24,6 +27,8 @@ def labels_of(case: Case, observation: Observation) -> frozenset[str]:
             labels.add("row slice")
         if not given.seq_lens:
             labels.add("no rows")
+        if (len(given.seq_lens) - 1) * given.row_gap >= _ELEMENTS_MAX:
+            labels.add(FAR)
     if engine is not None:
         labels |= _engine_labels(case, engine)
     for call in observation.calls:

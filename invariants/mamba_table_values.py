@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from invariants.memory.findings import Finding, Undecided
 from invariants.model import Origin, Raised
 from invariants.scheduling import columns_for
 
@@ -19,6 +20,9 @@ BlockSize = Annotated[int, msgspec.Meta(ge=1, le=2**17)]
 Drafts = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Small = Annotated[int, msgspec.Meta(ge=0, le=64)]
 Step = Annotated[int, msgspec.Meta(ge=1, le=4)]
+# Rows may lie so far apart that the last one starts beyond 2^31 elements.
+Gap = Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+NEAR = 64
 Rows = tuple[tuple[int, ...], ...]
 
 
@@ -36,9 +40,14 @@ class GivenTable:
 
     seq_lens: Annotated[tuple[Tokens, ...], msgspec.Meta(max_length=64)]
     first_row: Small = 0
-    row_gap: Small = 0
+    row_gap: Gap = 0
     column_step: Step = 1
     length_step: Step = 1
+
+    @property
+    def far(self) -> bool:
+        """Whether the table is too large to give every element a number."""
+        return self.row_gap > NEAR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +262,8 @@ class Observation:
         unfit: A row could not be written into the table that the runner had sized.
         unfit_columns: Blocks of that row, and the table's columns; () otherwise.
         steps: Wired: what each step did, for those that ended.
+        findings: Of the memory checker, where it runs the kernels.
+        undecided: What it could not judge; the case then passes nothing.
     """
 
     absent: str = ""
@@ -262,3 +273,5 @@ class Observation:
     unfit_columns: tuple[int, ...] = ()
     calls: tuple[WindowCall, ...] = ()
     steps: tuple[ServedStep, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    undecided: tuple[Undecided, ...] = ()

@@ -18,6 +18,7 @@ from reproducers.case_file import Saved
 from reproducers.display import harmless
 from reproducers.flatten import (
     RULE,
+    Source,
     assignment,
     check_names,
     load,
@@ -105,7 +106,7 @@ prepare(platform=RUNTIME.platform, triton=RUNTIME.triton)
 ARM = """\
 if __name__ == "__main__":
     run_arm(
-        CLAIM, sys.argv[1:], run=run, absent=absent, fixes=FIXES, home=__name__
+        CLAIM, sys.argv[1:], run=run, absent=absent, fixes=FIXES, home={home}
     )
 """
 
@@ -144,12 +145,14 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
     shown = _shown_as(saved, roots)
     target = shown.target
     target_source = load(f"fuzz.targets.{target}", roots)
-    if any(need.startswith(CHECKER) for need in target_source.needs):
-        return _packaged(saved, assignment(target_source, "RUNTIME"))
+    alone = _alone(target_source, shown.invariant, roots)
+    if any(need.startswith(CHECKER) for need in alone.needs):
+        runtime = assignment(target_source, "RUNTIME")
+        return _packaged(saved, runtime, home=_home_of_fixes(target, roots))
     shared = ordered((f"invariants.{target}", "reproducers.standalone"), roots)
     names = {source.name for source in shared}
     fixes = _fixes(target, roots)
-    run_names = ["fuzz.boot", target_source.name, *fixes]
+    run_names = ["fuzz.boot", alone.name, *fixes]
     below = [each for each in ordered(run_names, roots) if each.name not in names]
     boot = [each for each in below if each.name == "fuzz.boot"]
     rest = [each for each in below if each.name != "fuzz.boot"]
@@ -171,14 +174,14 @@ def script(saved: Saved, *, roots: tuple[Path, ...] | None = None) -> str:
         *(section(source, without=LEFT_OUT) for source in rest),
         *([] if fixes else ["FIXES: tuple[Fix, ...] = ()\n"]),
         _heading("One arm, in a child process"),
-        ARM,
+        ARM.format(home="__name__"),
     ]
     text = "\n\n".join(part.strip("\n") for part in parts) + "\n"
     compile(text, f"repro.py of {saved.id}", "exec", dont_inherit=True)
     return text
 
 
-def _packaged(saved: Saved, runtime: str) -> str:
+def _packaged(saved: Saved, runtime: str, *, home: str) -> str:
     """The script of a fault that only the memory checker shows."""
     parts = [
         _docstring(saved, isolated=False, packaged=True),
@@ -188,7 +191,7 @@ def _packaged(saved: Saved, runtime: str) -> str:
         _arms(_key(saved)),
         PREPARED,
         PACKAGED_RUN.format(target=saved.target),
-        ARM,
+        ARM.format(home=home),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
@@ -241,11 +244,37 @@ def _shown_as(saved: Saved, roots: tuple[Path, ...]) -> FaultKey:
     )
 
 
+def _alone(target: Source, law: str, roots: tuple[Path, ...]) -> Source:
+    """The module whose `run` a script has: the target's, or one that it names.
+
+    A target that runs kernels in the memory checker may name one that runs them in
+    Triton's interpreter, and the laws that only the checker judges (`ALONE`).
+    """
+    declared = assignment(target, "ALONE", default="")
+    if not declared:
+        return target
+    module, checked = ast.literal_eval(declared.partition("=")[2].strip())
+    return target if law in checked else load(module, roots)
+
+
 def _fixes(target: str, roots: tuple[Path, ...]) -> tuple[str, ...]:
     """The module of a target's fixes, where somebody has written one."""
     relative = Path("reproducers", "fixes", f"{target}.py")
     exists = any((root / relative).is_file() for root in roots)
     return (f"reproducers.fixes.{target}",) if exists else ()
+
+
+def _home_of_fixes(target: str, roots: tuple[Path, ...]) -> str:
+    """Where a packaged script finds functions that take the place of the tree's."""
+    named = [name for name in _fixes(target, roots) if _replaces(load(name, roots))]
+    return f'"{named[0]}"' if named else "__name__"
+
+
+def _replaces(fixes: Source) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == "Replacement"
+        for node in ast.walk(fixes.tree)
+    )
 
 
 def _heading(text: str) -> str:

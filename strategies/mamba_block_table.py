@@ -26,8 +26,8 @@ from strategies.spec_lengths import spec_lengths
 _MODES: tuple[Mode, ...] = ("align",) * 7 + ("none", "all")
 _WIRED_MODES: tuple[Mode, ...] = ("align",) * 9 + ("none",)
 _BRANCHES: tuple[Branch, ...] = ("torch", "triton")
-# A wired case launches kernels at each step, at some milliseconds each under Triton's
-# interpreter: the first choices are cheap ones.
+# A wired case launches kernels at each step, some milliseconds each: the first choices
+# are cheap ones.
 _WIRED_BRANCHES: tuple[Branch, ...] = ("torch",) * 4 + ("triton",)
 _RUNNERS: tuple[Runner, ...] = ("v1",) * 15 + ("v2",)
 # Ways of a length to end in its column: one token, all, all but one, half.
@@ -35,7 +35,7 @@ _ENDINGS = 4
 # Layouts in memory, simplest first: first row, row gap, column step, length step.
 _VIEWS = (
     *((0, 0, 1, 1), (1, 0, 1, 1), (0, 3, 1, 1), (0, 0, 2, 1)),
-    *((2, 1, 1, 1), (0, 0, 1, 2), (1, 5, 2, 2)),
+    *((2, 1, 1, 1), (0, 0, 1, 2), (1, 5, 2, 2), (0, 2**30, 1, 1)),
 )
 
 

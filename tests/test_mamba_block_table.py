@@ -25,7 +25,10 @@ from invariants.mamba_table_values import (
     ServedStep,
     WindowCall,
 )
+from invariants.memory.findings import Finding, Kind, Undecided
 from invariants.model import CaseError, Origin, Raised, decode, encode
+from reproducers import store
+from reproducers.script import script
 from strategies.mamba_block_table import cases
 from tests.elsewhere import Elsewhere, Releases
 from tests.release_search import Searched, searched
@@ -34,6 +37,7 @@ from tests.strategy_search import find_any, minimal
 ROOT = Path(__file__).parent.parent
 WINDOW = "mamba_get_block_table_tensor"
 KERNEL = "_mamba_align_block_table_kernel"
+TABLE = f"{KERNEL}: block_table_ptr"
 SIZING = "GPUModelRunner.may_reinitialize_input_batch"
 
 # Four blocks of 16 tokens, one speculative block; the row's ids are 11..14.
@@ -122,6 +126,65 @@ def test_wrong_windows_break_their_own_law(
     changes: dict[str, Any], invariant: str
 ) -> None:
     assert broken(CONTRACT, **changes) == [f"GDN-ALIGN-{invariant}"]
+
+
+OUTSIDE = Finding(
+    kind="outside the view",
+    kernel=KERNEL,
+    file="vllm/backends/utils.py",
+    line=7,
+    expression="tl.load(block_table_ptr + at)",
+    tensor="block_table_ptr",
+    write=False,
+    program=(0, 0, 0),
+    lane=(1,),
+    value=4,
+    wrapped=4,
+    limit=4,
+    lanes=1,
+    arithmetic="element 4 of 4",
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        ("outside the view", "GDN-ALIGN-ACCESS"),
+        ("wrapped", "GDN-ALIGN-EXACT"),
+        ("read-only", "GDN-ALIGN-STORES"),
+        ("stored twice", "GDN-ALIGN-STORES"),
+    ],
+)
+def test_accesses_break_laws_of_their_own(kind: Kind, law: str) -> None:
+    case = replace(CONTRACT, branch="triton")
+    assert {"GDN-ALIGN-EXACT", "GDN-ALIGN-ACCESS", "GDN-ALIGN-STORES"} <= judge(
+        case, Observation(calls=(CALL,))
+    ).judged
+    seen = Observation(calls=(CALL,), findings=(replace(OUTSIDE, kind=kind),))
+    (found,) = judge(case, seen).violations
+    assert (found.invariant, found.site) == (law, TABLE)
+
+
+def test_what_is_undecided_passes_nothing() -> None:
+    doubt = Undecided(kernel=KERNEL, reason="tt.new is unknown", place="k.py:1")
+    judgement = judge(CONTRACT, Observation(calls=(CALL,), undecided=(doubt,)))
+    assert judgement.judged == frozenset()
+    assert judgement.skipped.startswith("undecided: ")
+
+
+@pytest.mark.parametrize(
+    ("id_", "alone"),
+    [("mamba-block-table-85d4c5ff", True), ("mamba-block-table-77960cca", False)],
+)
+def test_a_script_stands_alone_where_the_interpreter_shows_the_fault(
+    id_: str, *, alone: bool
+) -> None:
+    text = script(store.read(store.STORE, id_))
+    assert ("interpreted_kernels" in text) is alone
+    assert ("from fuzz.targets.mamba_block_table import" in text) is not alone
+    # The fix is a function of ours, which a script without it has to find.
+    assert ('home="reproducers.fixes.mamba_block_table"' in text) is not alone
+    assert "class CheckedKernels" not in text
 
 
 def test_other_modes_hand_the_table_through() -> None:
@@ -344,6 +407,7 @@ def engine(case: Case) -> Engine:
         lambda case: table(case).column_step == 2 and table(case).row_gap > 0,
         lambda case: case.branch == "triton" and table(case).first_row > 0,
         lambda case: case.max_model_len % case.block_size != 0,
+        lambda case: table(case).far and len(table(case).seq_lens) > 2,
         lambda case: case.mode == "none",
         lambda case: case.mode == "all",
     ],
@@ -443,8 +507,10 @@ def test_the_kernel_of_0_33_0_reads_beyond_the_row_without_a_word(
     assert found.fault_keys() == {
         ("GDN-ALIGN-BOUNDS", WINDOW, "RuntimeError"),
         ("GDN-ALIGN-BOUNDS", KERNEL, ""),
+        ("GDN-ALIGN-ACCESS", TABLE, ""),
     }
-    assert branches(found) == {WINDOW: {"torch"}, KERNEL: {"triton"}}
+    shown = {WINDOW: {"torch"}, KERNEL: {"triton"}, TABLE: {"triton"}}
+    assert branches(found) == shown
 
 
 @pytest.mark.subject

@@ -12,7 +12,7 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fuzz.targets._mamba_rows import VOCAB_SIZE, V1Rows, V2Rows, accepted
+from fuzz.targets._mamba_rows import VOCAB_SIZE, Kernels, V1Rows, V2Rows, accepted
 from invariants.mamba_table_values import (
     Case,
     Decode,
@@ -118,8 +118,13 @@ def batch_steps(engine: MambaEngine) -> Iterator[BatchStep]:
         engine.steps.append(_update_requests(engine, number))
 
 
-def started(case: Case) -> MambaEngine:
-    """The engine of a wired case before its first step."""
+def started(case: Case, kernels: Kernels) -> MambaEngine:
+    """The engine of a wired case before its first step.
+
+    Args:
+        case: With an engine.
+        kernels: What runs the kernels of V2's tables.
+    """
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import (
@@ -152,9 +157,9 @@ def started(case: Case) -> MambaEngine:
         case=case,
         engine=engine,
         manager=manager,
-        rows=(V1Rows if engine.runner == "v1" else V2Rows)(
-            case, engine, config, vllm_config
-        ),
+        rows=V1Rows(case, engine, config, vllm_config)
+        if engine.runner == "v1"
+        else V2Rows(case, engine, config, vllm_config, kernels=kernels),
         mamba_group=len(engine.attention_block_sizes),
         max_scheduled_tokens=engine.chunk_blocks * case.block_size,
         waiting=[

@@ -9,17 +9,30 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from functools import partial
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 from unittest import mock
 
-from fuzz.targets._interpreted_kernels import interpreted_kernels
 from invariants.mamba_table_values import Case, Engine
 
 if TYPE_CHECKING:
     import torch
 
 VOCAB_SIZE = 32
+
+
+class Kernels(Protocol):
+    """What runs the tree's kernels on CPU tensors."""
+
+    def window(
+        self, module: ModuleType, inputs: "tuple[torch.Tensor, ...]"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Run the module's kernel that cuts windows out of these inputs."""
+
+    def rows(
+        self, modules: tuple[ModuleType, ...], tables: "tuple[torch.Tensor, ...]"
+    ) -> contextlib.AbstractContextManager[None]:
+        """Run the modules' kernels that find these tables through addresses."""
 
 
 def accepted(function: Callable[..., Any], **offered: Any) -> dict[str, Any]:
@@ -213,9 +226,17 @@ class V2Rows:
     """
 
     def __init__(
-        self, case: Case, engine: Engine, config: Any, vllm_config: SimpleNamespace
+        self,
+        case: Case,
+        engine: Engine,
+        config: Any,
+        vllm_config: SimpleNamespace,
+        *,
+        kernels: Kernels,
     ) -> None:
         from vllm.v1.worker.gpu import buffer_utils
+
+        self._kernels = kernels
 
         arguments = _v2_table_arguments(case, engine, config, vllm_config)
         from vllm.v1.worker.gpu.block_table import BlockTables
@@ -250,16 +271,18 @@ class V2Rows:
         """A request gives its state row back."""
         self._free.append(self._states.pop(request_id))
 
-    @staticmethod
-    def _kernels() -> contextlib.AbstractContextManager[None]:
+    def _running(self) -> contextlib.AbstractContextManager[None]:
         """Their kernels follow tables of addresses, one per KV-cache group."""
         from vllm.v1.worker.gpu import block_table, buffer_utils
 
-        return interpreted_kernels(block_table, buffer_utils, pointer_tables=True)
+        made = self._tables
+        rows = (each.gpu for each in made.block_tables)
+        tables = (*rows, *made.input_block_tables)
+        return self._kernels.rows((block_table, buffer_utils), tables)
 
     def settle(self, scheduled: dict[str, tuple[int, int]]) -> None:  # noqa: ARG002
         """Write what was staged (`BlockTables.apply_staged_writes`)."""
-        with self._kernels():
+        with self._running():
             self._tables.apply_staged_writes()
 
     def table(self, *, rows: int, padded: int) -> "torch.Tensor":
@@ -267,7 +290,7 @@ class V2Rows:
         import torch
 
         states = torch.tensor(list(self._states.values())[:rows], dtype=torch.int32)
-        with self._kernels():
+        with self._running():
             tables = self._tables.gather_block_tables(states, num_reqs_padded=padded)
         table: torch.Tensor = tables[self._mamba_group]
         return table

@@ -1,45 +1,36 @@
-"""Runs `mamba_get_block_table_tensor` on tables as documented and as vLLM makes them.
+"""The aligned Mamba block table, its kernels in the memory checker.
 
-Contract: a table of distinct ids inside an allocation of other ids, so that a read
-beyond its row shows as a foreign id. Wired: the tree's own sizing, allocation and rows
-(`fuzz.targets._mamba_engine`).
-The CUDA branch runs by a tensor that calls itself CUDA, its kernel interpreted.
+What is run is `fuzz.targets._aligned_windows`. The windows' kernel may store to neither
+table nor lengths; the kernels of V2's rows find their tables through addresses.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 from fuzz.edits import SourceEdit
 from fuzz.runtime import Control, Runtime
-from fuzz.targets._escaped import tree_raised
-from fuzz.targets._interpreted_kernels import interpreted_kernels
-from fuzz.targets._mamba_engine import (
-    AllocationFailed,
-    BatchStep,
-    RowUnfit,
-    batch_steps,
-    started,
-)
-from fuzz.targets._mamba_rows import v2_missing
-from invariants.mamba_table_values import (
-    Case,
-    GivenTable,
-    Observation,
-    WindowCall,
-)
-from invariants.model import Raised
+from fuzz.targets._aligned_windows import HOME, absent, observed
+from fuzz.targets._checked import findings_of
+from invariants.mamba_table_values import Case, Observation
+from invariants.memory.launches import Log, checked_launches
+from invariants.memory.regions import Memory
 
 if TYPE_CHECKING:
     import torch
 
-# Kernels run in the interpreter, in this process: they may touch nothing but their
-# arguments, so that no case can kill it, and a process of their own would cost more.
-RUNTIME = Runtime(platform="cpu", triton="jit", isolated=False)
+__all__ = ["CONTROLS", "RUNTIME", "absent", "run"]
 
-HOME = "vllm.v1.attention.backends.utils"
+RUNTIME = Runtime(platform="cpu", triton="jit")
+
+# The memory checker is no part of a script that stands alone: there kernels run in the
+# interpreter. These laws only the checker judges.
+ALONE = (
+    "fuzz.targets._interpreted_windows",
+    ("GDN-ALIGN-EXACT", "GDN-ALIGN-ACCESS", "GDN-ALIGN-STORES"),
+)
 
 # Planted beside what a fix of the window or of the tables' widths would change, so that
 # a patched tree does not lose its controls.
@@ -74,165 +65,53 @@ CONTROLS = (
     ),
 )
 
-# Room for a whole window of the largest column step beyond the last row.
-GUARD_COLUMNS = 65
-
-
-def absent() -> str | None:
-    """Why this tree has no aligned Mamba block table, None when it has."""
-    if not hasattr(_backend_utils(), "mamba_get_block_table_tensor"):
-        return f"{HOME} has no mamba_get_block_table_tensor"
-    return None
-
 
 def run(case: Case) -> Observation:
     """Run one case on the tree of this process."""
-    if case.mode not in _modes():
-        return Observation(absent=f"mode {case.mode} is absent in this tree")
-    if case.engine is not None and case.engine.runner == "v2" and v2_missing():
-        return Observation(absent=v2_missing())
-    kernel = hasattr(_backend_utils(), "_mamba_align_block_table_kernel")
-    if case.given is not None:
-        call = _called(case, *_guarded(case, case.given))
-        return Observation(kernel=kernel, calls=(call,))
-    return _served(case, kernel=kernel)
+    kernels = CheckedKernels()
+    seen = observed(case, kernels)
+    logs = kernels.logs
+    return replace(
+        seen,
+        findings=tuple(each for log in logs for each in findings_of(log)),
+        undecided=tuple(each for log in logs for each in log.undecided),
+    )
 
 
-def _served(case: Case, *, kernel: bool) -> Observation:
-    """Serve a wired case, until its end or to where the tree raises."""
-    engine = started(case)
-    calls: list[WindowCall] = []
-    ended = Observation(kernel=kernel)
-    try:
-        calls.extend(
-            _called(case, step.table, step.seq_lens, step=step)
-            for step in batch_steps(engine)
-        )
-    except AllocationFailed as failed:
-        ended = replace(ended, unallocated=tree_raised(failed.error))
-    except RowUnfit as unfit:
-        ended = replace(
-            ended,
-            unfit=tree_raised(unfit.error),
-            unfit_columns=(unfit.blocks, unfit.columns),
-        )
-    return replace(ended, calls=tuple(calls), steps=tuple(engine.steps))
+class CheckedKernels:
+    """Runs kernels in the memory checker.
 
-
-def _backend_utils() -> ModuleType:
-    from vllm.v1.attention.backends import utils
-
-    module: ModuleType = utils
-    return module
-
-
-def _modes() -> tuple[str, ...]:
-    """Modes of this release; ``all`` is gone from 0.32 on."""
-    from vllm.config.cache import MambaCacheMode
-
-    return get_args(MambaCacheMode)
-
-
-def _guarded(case: Case, given: GivenTable) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Table ``[rows, columns]`` and lengths ``[rows]``, views inside larger tensors.
-
-    Each element of the allocation is its position plus one: an id says where it was
-    read. Lengths between those of the case are `max_model_len`.
+    Attributes:
+        logs: Of all launches.
     """
-    import torch
 
-    rows, columns = len(given.seq_lens), case.documented_columns
-    pitch = columns * given.column_step + given.row_gap
-    guard = pitch + GUARD_COLUMNS * given.column_step
-    start = guard + given.first_row * pitch
-    memory = torch.arange(1, start + rows * pitch + guard + 1, dtype=torch.int32)
-    table = memory.as_strided((rows, columns), (pitch, given.column_step), start)
-    step = given.length_step
-    lengths = torch.full(
-        ((rows + 2) * step,), case.max_model_len, dtype=torch.int32
-    ).as_strided((rows,), (step,), step)
-    lengths.copy_(torch.tensor(given.seq_lens, dtype=torch.int32))
-    return table, lengths
+    def __init__(self) -> None:
+        self.logs: list[Log] = []
 
+    def window(
+        self,
+        module: ModuleType,  # noqa: ARG002 - the interpreter's need
+        inputs: "tuple[torch.Tensor, ...]",
+    ) -> AbstractContextManager[None]:
+        """The kernel that cuts windows out of a table."""
+        memory = Memory()
+        for each in inputs:
+            memory.read_only(each)
+        return self._checked(memory)
 
-def _called(
-    case: Case,
-    table: "torch.Tensor",
-    seq_lens: "torch.Tensor",
-    *,
-    step: BatchStep | None = None,
-) -> WindowCall:
-    """Call the function, and compare its inputs before and after."""
-    import torch
+    def rows(
+        self,
+        modules: tuple[ModuleType, ...],  # noqa: ARG002 - the interpreter's need
+        tables: "tuple[torch.Tensor, ...]",
+    ) -> AbstractContextManager[None]:
+        """Those that write and gather V2's rows, which they find through addresses."""
+        memory = Memory()
+        for each in tables:
+            memory.table(each, name="block table")
+        return self._checked(memory)
 
-    given_table, given_lengths = table.tolist(), seq_lens.tolist()
-    raised: Raised | None = None
-    try:
-        result = _window(case, table, seq_lens).as_subclass(torch.Tensor)
-    except Exception as error:  # noqa: BLE001 - whatever escapes is the observation
-        raised = tree_raised(error)
-    return WindowCall(
-        step=step.number if step else 0,
-        table=tuple(map(tuple, given_table)),
-        seq_lens=tuple(given_lengths),
-        owned=step.owned if step else (),
-        used=step.used if step else (),
-        fresh=step.fresh if step else (),
-        moves=step.moves if step else (),
-        result=raised or _rows(result),
-        result_shape=() if raised else tuple(result.shape),
-        result_dtype="" if raised else str(result.dtype).removeprefix("torch."),
-        inputs_kept=table.tolist() == given_table
-        and seq_lens.tolist() == given_lengths,
-    )
-
-
-def _window(
-    case: Case, table: "torch.Tensor", seq_lens: "torch.Tensor"
-) -> "torch.Tensor":
-    """What the tree's function gives, by the branch that the case asks for."""
-    utils = _backend_utils()
-    kernels: AbstractContextManager[None] = nullcontext()
-    if case.branch == "triton":
-        table, seq_lens = _as_cuda(table), _as_cuda(seq_lens)
-        kernels = interpreted_kernels(utils)
-    with kernels:
-        window: torch.Tensor = utils.mamba_get_block_table_tensor(
-            table, seq_lens, _mamba_spec(case), case.mode
-        )
-    return window
-
-
-def _rows(result: "torch.Tensor") -> tuple[tuple[int, ...], ...]:
-    """Contents of a matrix; () for another shape, which the observation tells."""
-    return tuple(map(tuple, result.tolist())) if result.dim() == 2 else ()
-
-
-def _as_cuda(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The same memory as a tensor that says it is on a CUDA device."""
-    return tensor.as_subclass(_cuda_view())
-
-
-@cache
-def _cuda_view() -> "type[torch.Tensor]":
-    import torch
-
-    class CudaView(torch.Tensor):
-        """A CPU tensor for code that asks `is_cuda` to choose its branch."""
-
-        is_cuda = True
-
-    return CudaView
-
-
-def _mamba_spec(case: Case) -> Any:
-    import torch
-    from vllm.v1.kv_cache_interface import MambaSpec
-
-    return MambaSpec(
-        block_size=case.block_size,
-        shapes=((1,),),
-        dtypes=(torch.float32,),
-        mamba_cache_mode=case.mode,
-        num_speculative_blocks=case.num_speculative_blocks,
-    )
+    @contextmanager
+    def _checked(self, memory: Memory) -> Iterator[None]:
+        with checked_launches(memory) as log:
+            yield
+        self.logs.append(log)

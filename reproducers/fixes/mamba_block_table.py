@@ -56,7 +56,11 @@ _MANAGER = ("vllm.v1.core.single_type_kv_cache_manager",)
 FIXES: tuple[Fix, ...] = (
     Fix(
         name="clamps the window to the row, null block beyond it",
-        sites=("mamba_get_block_table_tensor", "_mamba_align_block_table_kernel"),
+        sites=(
+            "mamba_get_block_table_tensor",
+            "_mamba_align_block_table_kernel",
+            "_mamba_align_block_table_kernel: block_table_ptr",
+        ),
         edits=(
             Replacement(
                 modules=_HOME,

@@ -127,6 +127,51 @@ WRITTEN: tuple[Mutant, ...] = (
         size=270,
     ),
     Mutant(
+        name="wrapped offset: rows are placed in 32 bits",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=BACKENDS,
+                function=KERNEL,
+                old="block_table_stride_0: tl.int64,",
+                new="block_table_stride_0,",
+            ),
+        ),
+        invariants=("GDN-ALIGN-EXACT",),
+        cases=400,
+        size=290,
+    ),
+    Mutant(
+        name="wide window: one entry more than a row of the result has",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=BACKENDS,
+                function=KERNEL,
+                old="mask = offs < n_out",
+                new="mask = offs <= n_out",
+            ),
+        ),
+        invariants=("GDN-ALIGN-ACCESS", "GDN-ALIGN-STORES"),
+        cases=150,
+        size=270,
+    ),
+    Mutant(
+        name="stores to its input: windows land in the table",
+        origin="contract",
+        edits=(
+            SourceEdit(
+                modules=BACKENDS,
+                function=KERNEL,
+                old="tl.store(out_ptr + req_idx * n_out",
+                new="tl.store(block_table_ptr + req_idx * n_out",
+            ),
+        ),
+        invariants=("GDN-ALIGN-STORES",),
+        cases=150,
+        size=270,
+    ),
+    Mutant(
         name="narrow table: no columns for speculative blocks",
         origin="wired",
         edits=(

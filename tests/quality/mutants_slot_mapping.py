@@ -22,7 +22,7 @@ def _v1(
             for function in V1_KERNELS
         ),
         invariants=invariants,
-        cases=150,
+        cases=300,
         size=560,
     )
 
@@ -35,7 +35,7 @@ def _v2(
         origin=origin,
         edits=(SourceEdit(modules=V2, function=V2_KERNEL, old=old, new=new),),
         invariants=invariants,
-        cases=150,
+        cases=300,
         size=560,
     )
 
