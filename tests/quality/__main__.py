@@ -1,4 +1,4 @@
-"""Publish the kill rate: `python -m tests.quality [--vllm TREE] [--target T] [--json]`.
+"""Publish the kill rate: `python -m tests.quality [--target T] [--cases N] [--json]`.
 
 Hunts every written and every mechanical fault of each target and prints how many were
 found, after how many cases, and each survivor with its explanation.
@@ -16,6 +16,7 @@ from fuzz.trees import activate, resolve
 from tests.quality.suite import (
     STOPPED,
     Hunt,
+    cases_of,
     explained_survivors,
     hunt_mechanical,
     hunt_written,
@@ -29,7 +30,9 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def hunts(executor: Executor, target: str) -> tuple[list[Hunt], list[Hunt]]:
+def hunts(
+    executor: Executor, target: str, *, cases: int
+) -> tuple[list[Hunt], list[Hunt]]:
     """All hunts of a target: those of written faults, those of mechanical ones."""
     by_hand = []
     for mutant in written(target):
@@ -38,14 +41,16 @@ def hunts(executor: Executor, target: str) -> tuple[list[Hunt], list[Hunt]]:
     mechanically = []
     every = mechanical_of(target)
     for number, fault in enumerate(every, start=1):
-        hunt = hunt_mechanical(executor, target, fault)
+        hunt = hunt_mechanical(executor, target, fault, cases=cases)
         mechanically.append(hunt)
         verdict = "found" if hunt.found else "SURVIVES"
         _say(f"{target} {number}/{len(every)} {fault.name}: {verdict}, {hunt.cases}")
     return by_hand, mechanically
 
 
-def _print(target: str, by_hand: list[Hunt], mechanically: list[Hunt]) -> None:
+def _print(
+    target: str, by_hand: list[Hunt], mechanically: list[Hunt], *, cases: int
+) -> None:
     found = [hunt for hunt in by_hand if hunt.found]
     killed = [hunt for hunt in mechanically if hunt.found]
     print(f"{target}")
@@ -53,12 +58,13 @@ def _print(target: str, by_hand: list[Hunt], mechanically: list[Hunt]) -> None:
     for hunt in by_hand:
         size = f"{len(hunt.shrunk)} characters" if hunt.found else "NOT FOUND"
         print(f"    {hunt.cases:5} cases  {size:16} {hunt.name}")
-    cases = statistics.median(hunt.cases for hunt in killed) if killed else 0
+    median = statistics.median(hunt.cases for hunt in killed) if killed else 0
     stopped = sum(hunt.invariant.startswith(STOPPED) for hunt in killed)
     rate = len(killed) / len(mechanically) if mechanically else 0
     print(
         f"  mechanical  {len(killed)}/{len(mechanically)} found ({rate:.0%}), "
-        f"median {cases:.0f} cases; {stopped} of them stopped the run (exit 2)"
+        f"within {cases} cases of each origin, median {median:.0f}; "
+        f"{stopped} of them stopped the run (exit 2)"
     )
     explained = explained_survivors()
     for hunt in mechanically:
@@ -72,15 +78,22 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.quality")
     parser.add_argument("--vllm", metavar="TREE")
     parser.add_argument("--target", action="append", choices=mutant_targets())
+    parser.add_argument(
+        "--cases",
+        type=int,
+        help="of each origin, in which a mechanical fault is sought",
+    )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     tree = resolve(options.vllm, progress=_say)
     activate(tree)
     import_rooms()
+    cases: dict[str, int] = {}
     results = {}
     with Executor(tree=tree) as executor:
         for target in options.target or mutant_targets():
-            results[target] = hunts(executor, target)
+            cases[target] = options.cases or cases_of(target)
+            results[target] = hunts(executor, target, cases=cases[target])
     if options.json:
         plain = {
             target: [asdict(hunt) for hunt in (*by_hand, *mechanically)]
@@ -90,7 +103,7 @@ def main(arguments: list[str]) -> None:
         return
     print(f"vLLM {tree.version}")
     for target, (by_hand, mechanically) in results.items():
-        _print(target, by_hand, mechanically)
+        _print(target, by_hand, mechanically, cases=cases[target])
 
 
 if __name__ == "__main__":

@@ -91,12 +91,22 @@ def hunt_written(
     return _hunt(mutant.name, target, result)
 
 
+def cases_of(target: str) -> int:
+    """Within how many cases of each origin its mechanical faults are looked for."""
+    slow = rooms.target_module(target).RUNTIME.isolated
+    return CASES_ISOLATED if slow else CASES
+
+
 def hunt_mechanical(
-    executor: Executor, target: str, mutant: Mechanical, *, seed: int = 0
+    executor: Executor,
+    target: str,
+    mutant: Mechanical,
+    *,
+    cases: int | None = None,
+    seed: int = 0,
 ) -> Hunt:
     """Look for a mechanical fault, by cases of every origin in turn."""
     loaded = rooms.load(target)
-    slow = rooms.target_module(target).RUNTIME.isolated
     spent = 0
     for origin in _origins(target):
         try:
@@ -105,7 +115,7 @@ def hunt_mechanical(
                 loaded,
                 cases=loaded.cases(origin=origin),
                 edits=(mutant.edit,),
-                budget=CASES_ISOLATED if slow else CASES,
+                budget=cases or cases_of(target),
                 seed=derived_seed(seed, "mechanical", target, mutant.name, origin),
             )
         except Exception as error:  # noqa: BLE001 (in a run it ends in exit code 2)
