@@ -6,6 +6,7 @@ State lives in `config.stash`; nothing needs the controller to survive.
 """
 
 import argparse
+import difflib
 import math
 import os
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from _pytest.mark import expression
 
 from fuzz import rooms
 from fuzz.campaign import Campaign, NewFaults, Run, TargetAbsent, Worker
@@ -162,6 +164,34 @@ def _check_shards(config: pytest.Config, profile: Profile) -> None:
         )
 
 
+def _check_selection(config: pytest.Config) -> None:
+    """Refuse what pytest would only refuse in the midst of a run, with a traceback."""
+    # Its own exception up to pytest 8.
+    refused = getattr(expression, "ParseError", SyntaxError)
+    for option, text in (("-k", config.option.keyword), ("-m", config.option.markexpr)):
+        try:
+            if text:
+                expression.Expression.compile(text)
+        except refused as error:
+            raise pytest.UsageError(
+                f"{option} {text!r}: {error}; give words joined by 'and', 'or' and "
+                f"'not', such as {option} 'page_size or canary'"
+            ) from error
+
+
+def _check_replays(config: pytest.Config) -> None:
+    known = config.stash[SAVED_FAULTS].ids()
+    for fault_id in config.getoption("--replay"):
+        if fault_id in known:
+            continue
+        close = difflib.get_close_matches(fault_id, known, n=1)
+        meant = f"; did you mean {close[0]}?" if close else "."
+        raise pytest.UsageError(
+            f"--replay {fault_id[:80]!r}: no such saved fault{meant} `python -m "
+            "reproducers list` shows what is saved; an ID looks like page-size-0a1b2c3d"
+        )
+
+
 def _refuse(folder: Path, where: str, error: Exception) -> NoReturn:
     """End a run that cannot begin; its report says why."""
     told = f"kvfuzz: {error}"
@@ -219,13 +249,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     profile = _chosen_profile(config)
     _check_shards(config, profile)
-    known = config.stash[SAVED_FAULTS].ids()
-    for fault_id in config.getoption("--replay"):
-        if fault_id not in known:
-            raise pytest.UsageError(
-                f"--replay {fault_id}: no such saved fault; "
-                f"saved are: {', '.join(known) or 'none'}"
-            )
+    _check_selection(config)
+    _check_replays(config)
     # Shards are few and long: hand them out one at a time.
     if getattr(config.option, "maxschedchunk", 1) is None:
         config.option.maxschedchunk = 1

@@ -122,8 +122,11 @@ class Tally:
     def title(self) -> str:
         """Time so far, and what is done before and beside the search."""
         elapsed = int(time.monotonic() - self.started)
+        return f"{elapsed // 60}:{elapsed % 60:02} · {self.state()}"
+
+    def state(self) -> str:
+        """What is done before and beside the search."""
         parts = [
-            f"{elapsed // 60}:{elapsed % 60:02}",
             f"workers: {self.workers} ready" if self.workers else "importing vLLM",
         ]
         if self.replays:
@@ -142,6 +145,7 @@ class Watcher(threading.Thread):
         self._console = Console(file=out)
         self._tally = Tally()
         self._offsets: dict[Path, int] = {}
+        self._told: tuple[str, ...] = ()
         self._done = threading.Event()
 
     def stop(self) -> None:
@@ -161,7 +165,8 @@ class Watcher(threading.Thread):
         else:
             while not self._done.wait(LINE_S):
                 self._read()
-                self._console.print(self._line(), highlight=False, soft_wrap=True)
+                if line := self._line():
+                    self._console.print(line, highlight=False, soft_wrap=True)
 
     def _read(self) -> None:
         for path in sorted(self._folder.glob("*.jsonl")):
@@ -187,9 +192,15 @@ class Watcher(threading.Thread):
         return table
 
     def _line(self) -> str:
-        parts = [
+        """What has changed since the last line, "" when nothing has."""
+        parts = tuple(
             f"{name} {cases} cases ({rate}/s, {new} new, {known} known)"
             for name, _, cases, rate, new, known in self._tally.lines()
             if cases != "0"
-        ]
-        return " · ".join([self._tally.title(), *parts])
+        )
+        state = (*parts, self._tally.state())
+        changed = [part for part in state if part not in self._told]
+        self._told = state
+        if not changed:
+            return ""
+        return " · ".join([self._tally.title(), *(p for p in parts if p in changed)])

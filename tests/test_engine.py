@@ -139,6 +139,10 @@ def test_a_saved_fault_is_replayed_first_and_gone_when_fixed(
     assert report_of(after)["properties"] == []
     assert again.returncode == 0
 
+    mistaken = after.run(good, "--replay", finding["id"][:-1])
+    assert mistaken.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"did you mean {finding['id']}?" in mistaken.stdout + mistaken.stderr
+
     fixed = after.run(good, "--replay", finding["id"])
     (replayed,) = report_of(after)["replays"]
     assert replayed["outcome"] == "FIXED"
@@ -364,7 +368,9 @@ def test_a_worker_that_dies_voids_the_run_and_loses_nothing(
         (("--shard-id", "9"), "say with --num-shards how many share the run"),
         (("--num-shards", "99"), "use at most as many machines"),
         (("--minutes", "5"), "--profile soak"),
-        (("--replay", "toy-00000000"), "no such saved fault"),
+        (("--replay", "toy-00000000"), "python -m reproducers list` shows what is"),
+        (("-k", "page size"), "give words joined by 'and', 'or' and 'not'"),
+        (("-n", "1", "-k", "toy and ("), "give words joined by 'and', 'or' and 'not'"),
         (("--targets", "/nowhere"), "is not a folder"),
         (("--profile", "weekly"), "invalid choice"),
         (("--cases", "0"), "--cases: '0' is no count: give a whole number, 1 or"),
@@ -379,6 +385,7 @@ def test_wrong_options_are_refused_with_what_to_do(
     done = home.run(good, *options)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert told in done.stdout + done.stderr
+    assert "INTERNALERROR" not in done.stdout + done.stderr
 
 
 def test_a_tree_that_is_not_there_exits_2(home: Home, tmp_path: Path) -> None:
