@@ -177,3 +177,26 @@ def test_a_pool_of_terabytes_costs_no_memory(releases: Releases) -> None:
         judgement = releases("0.33.0").call(judge_on, replace(case, seed=seed))
         assert judgement.violations == ()
         assert judgement.judged
+
+
+@pytest.mark.subject
+@pytest.mark.network
+@pytest.mark.slow
+@pytest.mark.parametrize(("release", "wrong"), [("0.24.0", True), ("0.33.0", False)])
+def test_scales_of_padded_pages(
+    releases: Releases, release: str, *, wrong: bool
+) -> None:
+    # vllm-project/vllm#49716: views of scales step over pages as if none was padded.
+    case = find_any(
+        cases(origin="wired"),
+        lambda case: (case.form, case.order) == ("per_token_head", "tokens"),
+    )
+    padded = replace(case, padding=64, layers=1, seed=0)
+    judgement = releases(release).call(judge_on, padded)
+    found = {each.site for each in judgement.violations}
+    kernel = "_reshape_cache_per_token_head"
+    assert found == (
+        {f"{kernel}: k_scale_cache_ptr", f"{kernel}: v_scale_cache_ptr"}
+        if wrong
+        else set()
+    )

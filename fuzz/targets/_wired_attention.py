@@ -41,6 +41,17 @@ class NoFill(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class NoAllocation(TorchFunctionMode):
+    """The tree makes empty tensors as large as a pool, only to ask for their strides."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def wired_arguments(
     case: Case, batch: Batch
@@ -209,18 +220,21 @@ def _reshaped(case: Case, spec: Any, raw: torch.Tensor, backend: Any) -> torch.T
     reshape = attn_utils._reshape_kv_cache  # noqa: SLF001 - the release's own code
     utils.set_kv_cache_layout("HND" if case.order == "heads" else "NHD")
     try:
-        if "attn_backends" in inspect.signature(reshape).parameters:
-            group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)
-            config = SimpleNamespace(kv_cache_groups=[group])
-            made = reshape(config, {"layer": raw}, {"layer": backend}, case.cache)
-        else:
-            group = SimpleNamespace(
-                kv_cache_group_id=0,
-                kv_cache_spec=spec,
-                layer_names=["layer"],
-                backend=backend,
-            )
-            made = reshape([group], {"layer": raw}, case.cache, [case.block_size], {})
+        with NoAllocation():
+            if "attn_backends" in inspect.signature(reshape).parameters:
+                group = SimpleNamespace(layer_names=["layer"], kv_cache_spec=spec)
+                config = SimpleNamespace(kv_cache_groups=[group])
+                made = reshape(config, {"layer": raw}, {"layer": backend}, case.cache)
+            else:
+                group = SimpleNamespace(
+                    kv_cache_group_id=0,
+                    kv_cache_spec=spec,
+                    layer_names=["layer"],
+                    backend=backend,
+                )
+                made = reshape(
+                    [group], {"layer": raw}, case.cache, [case.block_size], {}
+                )
     finally:
         utils.set_kv_cache_layout(None)
     view: torch.Tensor = made["layer"]
