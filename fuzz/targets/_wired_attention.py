@@ -42,7 +42,7 @@ class NoFill(TorchFunctionMode):
 
 
 class NoAllocation(TorchFunctionMode):
-    """The tree makes empty tensors as large as a pool, only to ask for their strides."""
+    """The tree makes tensors as large as a pool, only to ask for their strides."""
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
