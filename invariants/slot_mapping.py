@@ -264,11 +264,20 @@ def _wrong_slots(case: Case, observation: Observation) -> Iterator[Violation]:
                 invariant=law.id,
                 target=TARGET,
                 origin=case.origin,
-                site=SITES[case.runner],
+                site=f"{SITES[case.runner]}{_part(case, got[first], right[first])}",
                 message=f"group {at}, place {place} of {tokens} tokens: slot "
                 f"{got[first]}, expected {right[first]} ({len(wrong)} are wrong)",
                 evidence={"group": at, "place": place, "tokens": tokens},
             )
+
+
+def _part(case: Case, got: int, right: int) -> str:
+    """What of the mapping is wrong, so that a known fault hides no other one."""
+    if got != right and (got - right) % 2**32 == 0:
+        return ": 32 bits"
+    smallest = min(each.kernel_block_size for each in case.tables.groups)
+    long_turns = case.tables.ranks > 1 and case.tables.interleave > smallest
+    return ": long turns" if long_turns else ""
 
 
 def _labels(case: Case) -> frozenset[str]:

@@ -104,6 +104,20 @@ def test_a_wrong_place_breaks_its_law(slots: tuple[int, ...], law: object) -> No
     assert found.invariant == law.id  # type: ignore[attr-defined]
 
 
+def test_a_known_fault_hides_no_other_one() -> None:
+    def site(case: Case, first: int) -> str:
+        seen = Observation(slots=((first, *RIGHT[1:], -1, -1),))
+        (found,) = judge(case, seen).violations
+        return found.site.partition(": ")[2]
+
+    group = Group(block_size=8, kernel_block_size=4)
+    turns = replace(PLAIN.tables, groups=(group,), ranks=2, interleave=8)
+    shared = replace(PLAIN, tables=turns)
+    assert site(PLAIN, RIGHT[0] - 2**32) == "32 bits"
+    assert site(PLAIN, RIGHT[0] - 1) == ""
+    assert site(shared, 1) == "long turns"
+
+
 def test_a_group_without_slots_names_none() -> None:
     group = Group(block_size=4, kernel_block_size=4, slots=False)
     case = replace(PLAIN, tables=replace(PLAIN.tables, groups=(group,)))
@@ -214,7 +228,7 @@ def saved(id_: str) -> Case:
     return decode(encode(store.read(store.STORE, id_).case), Case)
 
 
-WRAPPED, SPLIT_TURNS = "slot-mapping-31679495", "slot-mapping-a9db4193"
+WRAPPED, SPLIT_TURNS = "slot-mapping-6f380f17", "slot-mapping-e2496a5a"
 
 
 @pytest.mark.subject

@@ -31,8 +31,8 @@ from invariants.table_case import condensed, rows_of
 RUNTIME = Runtime()
 CONTROLS = (
     Control(
-        name="slot_mapping: offsets in blocks are forgotten",
-        origin="contract",
+        name="slot_mapping: each token gets the next one's slot",
+        origin="wired",
         edits=(
             SourceEdit(
                 modules=(V2,),

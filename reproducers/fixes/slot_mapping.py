@@ -11,7 +11,7 @@ FIXES = (
     # Slots are int64, and both numbers that make one are int32.
     Fix(
         name="the block size in 64 bits, and so each slot",
-        sites=("BlockTables.compute_slot_mappings",),
+        sites=("BlockTables.compute_slot_mappings: 32 bits",),
         edits=(
             SourceEdit(
                 modules=_V2,
@@ -25,7 +25,7 @@ FIXES = (
     # its rank comes first, and its block from that.
     Fix(
         name="tokens dealt out before they are put into blocks of the kernels",
-        sites=("BlockTable.compute_slot_mapping",),
+        sites=("BlockTable.compute_slot_mapping: long turns",),
         edits=(
             SourceEdit(
                 modules=_V1,
