@@ -219,7 +219,7 @@ def judge(case: Case, observation: Observation) -> Judgement:
             labels=frozenset(),
         )
     judged = {EXACT.id, OWNED.id, STORES.id, SCRATCH.id, RAISES.id}
-    violations = _ACCESSES.violations(observation.findings, origin=case.origin)
+    violations = _ACCESSES.violations(_causes(observation.findings), origin=case.origin)
     if not case.far and not observation.findings:
         judged.add(VOCABULARY.id)
         judged |= {GREEDY.id} if any(case.greedy) else set()
@@ -231,6 +231,16 @@ def judge(case: Case, observation: Observation) -> Judgement:
         violations=violations,
         labels=_labels(case, observation),
     )
+
+
+def _causes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Without scratch that was never written, where another access was wrong.
+
+    What depends on a wrong access is unknown and lands nowhere, so that the kernels
+    after it find scratch as it was.
+    """
+    others = tuple(each for each in findings if each.kind != "never written")
+    return others or findings
 
 
 def _tokens(case: Case, observation: Observation) -> list[Violation]:

@@ -202,3 +202,20 @@ def test_steps_of_a_release(releases: Releases, release: str) -> None:
         judgement = releases(release).call(judge_on, small(form))
         assert judgement.violations == ()
         assert judgement.judged
+
+
+@pytest.mark.subject
+@pytest.mark.network
+@pytest.mark.parametrize(("form", "request_"), [("inputs", CHUNK), ("update", DRAFTED)])
+def test_tokens_of_a_state_beyond_32_bits(
+    releases: Releases, form: Form, request_: Request
+) -> None:
+    state = 205
+    longest = 2**31 // state + 1
+    case = replace(
+        small(form), requests=(request_,), states=state + 1, longest=longest, padded=1
+    )
+    judgement = releases("0.33.0").call(judge_on, case)
+    assert [each.invariant for each in judgement.violations] == ["DRAFT-INPUTS-EXACT"]
+    below = replace(case, states=state)
+    assert releases("0.33.0").call(judge_on, below).violations == ()

@@ -9,8 +9,8 @@ import torch
 
 from fuzz import rooms
 from fuzz.execution import Executor
-from invariants.memory.findings import Undecided
-from invariants.model import ORIGINS, Judgement, Origin
+from invariants.memory.findings import Finding, Undecided
+from invariants.model import ORIGINS, Judgement, Origin, decode, encode
 from invariants.rejection_case import PLACEHOLDER, Case, Runner
 from invariants.rejection_rows import Step, first_wrong
 from invariants.rejection_sampler import (
@@ -29,6 +29,7 @@ from invariants.rejection_sampler import (
     What,
     judge,
 )
+from reproducers import store
 from strategies.rejection_sampler import cases
 from tests.elsewhere import Releases
 from tests.strategy_search import find_any, minimal
@@ -178,6 +179,31 @@ def test_laws_by_place() -> None:
     assert "REJECTION-GREEDY" not in judge(case, Observation()).judged
 
 
+def test_scratch_beside_a_wrong_access_is_its_consequence() -> None:
+    case = minimal(cases(origin="wired"))
+    missing = Finding(
+        kind="never written",
+        kernel="second",
+        tensor="scratch_ptr",
+        write=False,
+        file="k.py",
+        line=2,
+        expression="",
+        program=(0, 0, 0),
+        lane=(),
+        value=0,
+        wrapped=0,
+        limit=1,
+        lanes=1,
+        arithmetic="",
+    )
+    wrapped = replace(missing, kind="wrapped", kernel="first", tensor="logits_ptr")
+    (alone,) = judge(case, Observation(findings=(missing,))).violations
+    assert alone.invariant == "REJECTION-SCRATCH"
+    (cause,) = judge(case, Observation(findings=(missing, wrapped))).violations
+    assert (cause.invariant, cause.site) == ("REJECTION-EXACT", "first: logits_ptr")
+
+
 def test_what_is_undecided_passes_nothing() -> None:
     doubt = Undecided(kernel="kernel", reason="tt.new is unknown", place="k.py:1")
     judgement = judge(minimal(cases(origin="wired")), Observation(undecided=(doubt,)))
@@ -189,6 +215,31 @@ def test_what_is_undecided_passes_nothing() -> None:
 
 def judge_on(executor: Executor, case: Case) -> Judgement:
     return executor.judge(rooms.load(TARGET), case)
+
+
+@pytest.mark.subject
+@pytest.mark.network
+@pytest.mark.parametrize(("release", "holds"), [("0.33.0", True), ("0.20.1", False)])
+def test_placeholders_are_rejected_since(
+    releases: Releases, release: str, *, holds: bool
+) -> None:
+    for id_ in ("rejection-sampler-e91fa6f0", "rejection-sampler-d2bb3471"):
+        case = decode(encode(store.read(store.STORE, id_).case), Case)
+        judgement = releases(release).call(judge_on, case)
+        assert judgement.judged
+        assert (judgement.violations == ()) is holds
+
+
+@pytest.mark.subject
+@pytest.mark.network
+def test_tokens_times_the_vocabulary_beyond_32_bits(releases: Releases) -> None:
+    case = decode(
+        encode(store.read(store.STORE, "rejection-sampler-f2233af1").case), Case
+    )
+    judgement = releases("0.33.0").call(judge_on, case)
+    assert {each.invariant for each in judgement.violations} == {"REJECTION-EXACT"}
+    below = replace(case, counts=(*case.counts[:-1], 0))
+    assert releases("0.33.0").call(judge_on, below).violations == ()
 
 
 @pytest.mark.subject

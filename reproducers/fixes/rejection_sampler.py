@@ -48,10 +48,13 @@ FIXES = (
     # 0.33.0 has a branch of its own for placeholders, and needs the first edits only.
     Fix(
         name="tokens times the vocabulary in 64 bits, placeholders rejected unread",
-        sites=tuple(
-            f"{kernel}: {tensor}"
-            for kernel in (_RANDOM, _RECOVERED)
-            for tensor in ("draft_probs_ptr", "target_probs_ptr")
+        sites=(
+            "v1: recovered",
+            *(
+                f"{kernel}: {tensor}"
+                for kernel in (_RANDOM, _RECOVERED)
+                for tensor in ("draft_probs_ptr", "target_probs_ptr")
+            ),
         ),
         edits=(
             _v1(_RANDOM, _COUNTED, _WIDENED),

@@ -83,12 +83,11 @@ WRITTEN: tuple[Mutant, ...] = (
         "num_rejected = 0 * next_query_start_loc",
     ),
     _mutant(
-        "the next request's tokens",
+        "tokens that are not shifted",
         EXPAND,
-        "mask=is_valid_region & in_bounds, other=0",
-        "mask=in_bounds, other=0",
-        *_ANY,
-        origin="contract",
+        "in_idx = query_start_loc + input_offset + j",
+        "in_idx = query_start_loc + j",
+        "DRAFT-INPUTS-VALUES",
     ),
     _mutant(
         "a prompt's tokens from its beginning",
