@@ -217,6 +217,15 @@ def counted(out, counts, flags, N: tl.constexpr):
 
 
 @triton.jit
+def tallied(counts, tokens, length, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    active = lanes < length
+    # Lanes beyond the length read nothing, so that their addresses are not known.
+    token = tl.load(tokens + lanes, mask=active)
+    tl.atomic_add(counts + token, token + 1, mask=active)
+
+
+@triton.jit
 def shifted(out, source, amount, N: tl.constexpr):
     lanes = tl.arange(0, N)
     tl.store(out + lanes, tl.load(source + ((lanes.to(tl.int64) + 1) << amount)))

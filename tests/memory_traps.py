@@ -182,6 +182,12 @@ def unknown_mask() -> Launch:
     return launched("counted", (1,), *args, N=4)
 
 
+def tallied() -> list[int]:
+    """Atomics at addresses that lanes which are masked off never read."""
+    counts, tokens = ints(4), torch.tensor([3, 0, 3], dtype=torch.int32)
+    return right(launched("tallied", (2,), counts, tokens, 3, N=8), counts)
+
+
 def unknown_address() -> Launch:
     return launched("by_float", (1,), ints(4), ints(4), torch.zeros(4), N=4)
 

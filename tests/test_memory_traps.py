@@ -92,6 +92,10 @@ def test_an_atomic_under_an_unknown_mask_leaves_what_is_not_known() -> None:
     assert doubt.reason.startswith("its address depends on")
 
 
+def test_an_atomic_counts_what_its_mask_lets_it_reach() -> None:
+    assert in_child(traps.tallied) == [2, 0, 0, 16]
+
+
 def test_shifts_of_64_bits() -> None:
     assert in_child(traps.shift, 3, 1000).findings == ()
     (finding,) = in_child(traps.shift, 62, 1000).findings

@@ -7,6 +7,7 @@ them, are filled before their first write, and compared after each batch.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,7 +15,7 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fuzz.targets._real_launch import accepted, imported, virtual
+from fuzz.targets._real_launch import accepted, virtual
 from fuzz.targets._real_tables import plain_buffers
 from invariants.memory.regions import Memory, Ownership
 from invariants.staged_writes import Mismatch
@@ -34,13 +35,17 @@ _VOCABULARY = 2**18
 _CPU = torch.device("cpu")
 
 
-class _LazyZeros(TorchFunctionMode):
-    """`torch.zeros` fills its memory; tables of gigabytes would fill the machine."""
+class LazyZeros(TorchFunctionMode):
+    """`torch.zeros` fills its memory; tables of gigabytes would fill the machine.
+
+    Nothing can be pinned without a GPU, and nothing needs to be.
+    """
 
     def __torch_function__(
         self, func: Any, _types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        given = kwargs or {}
+        given = {**(kwargs or {})}
+        given.pop("pin_memory", None)
         if func is torch.zeros:
             shape = args if isinstance(args[0], int) else args[0]
             if torch.Size(shape).numel() > _DENSE_MAX:
@@ -48,20 +53,24 @@ class _LazyZeros(TorchFunctionMode):
         return func(*args, **given)
 
 
+def _available() -> bool:
+    return True
+
+
 @contextmanager
 def host_buffers(*, pinned: bool) -> Iterator[None]:
     """Buffers in plain memory, said to be pinned or not where the release asks."""
-    buffers = imported(BUFFERS)
-    with plain_buffers():
-        if pinned and hasattr(buffers, "NonUvaBuffer"):
-            plain = imported("vllm.v1.worker.cpu.buffer_utils").UvaBuffer
-            with (
-                mock.patch.object(buffers, "is_uva_available", return_value=True),
-                mock.patch.object(buffers, "UvaBuffer", plain),
-            ):
-                yield
-        else:
+    buffers = import_module(BUFFERS)
+    if pinned and hasattr(buffers, "NonUvaBuffer"):
+        plain = import_module("vllm.v1.worker.cpu.buffer_utils").UvaBuffer
+        with (
+            mock.patch.object(buffers, "is_uva_available", _available),
+            mock.patch.object(buffers, "UvaBuffer", plain),
+        ):
             yield
+        return
+    with plain_buffers():
+        yield
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +112,9 @@ class Owner:
 
 def tensors_of(case: Case, memory: Memory) -> Owner:
     """The tensors alone, applied one by one or, where a release can, at once."""
-    with _LazyZeros():
+    with LazyZeros():
         made = [
-            imported(BUFFERS).StagedWriteTensor(
+            import_module(BUFFERS).StagedWriteTensor(
                 (case.rows, columns) if columns else case.rows,
                 dtype=getattr(torch, case.dtype),
                 device=_CPU,
@@ -163,7 +172,7 @@ def inputs_only(memory: Memory, tensors: list[Any]) -> None:
 
 def _at_once(case: Case, made: list[Any], memory: Memory) -> Callable[[], None] | None:
     """One launch for all tensors, as 0.33.0's block tables are written."""
-    writer = getattr(imported(BUFFERS), "FusedStagedWriter", None)
+    writer = getattr(import_module(BUFFERS), "FusedStagedWriter", None)
     if case.form != "tensors" or writer is None:
         return None
     fused = writer(_CPU, len(made) * case.rows)
@@ -176,7 +185,7 @@ def _at_once(case: Case, made: list[Any], memory: Memory) -> Callable[[], None] 
 
 def requests_of(case: Case, memory: Memory) -> Owner:
     """`RequestState`, and `RopeState` beside it where the case is about positions."""
-    with _LazyZeros():
+    with LazyZeros():
         states, rope = _states(case)
     tensors = {
         "all_token_ids": states.all_token_ids,
@@ -205,9 +214,9 @@ def requests_of(case: Case, memory: Memory) -> Owner:
 
 def _states(case: Case) -> tuple[Any, Any]:
     """States of requests, and their positions or None."""
-    states = imported(_STATES).RequestState(
+    states = import_module(_STATES).RequestState(
         **accepted(
-            imported(_STATES).RequestState.__init__,
+            import_module(_STATES).RequestState.__init__,
             max_num_reqs=case.rows,
             max_model_len=case.width,
             max_num_batched_tokens=4 * TILE,
@@ -218,9 +227,9 @@ def _states(case: Case) -> tuple[Any, Any]:
     )
     if case.form != "positions":
         return states, None
-    rope = imported(_ROPE).RopeState(
+    rope = import_module(_ROPE).RopeState(
         **accepted(
-            imported(_ROPE).RopeState.__init__,
+            import_module(_ROPE).RopeState.__init__,
             num_dims=DIMS,
             has_delta=True,
             max_num_reqs=case.rows,
@@ -296,7 +305,7 @@ class _Requests:
         model = SimpleNamespace(
             get_mrope_input_positions=lambda *_: (torch.tensor(channels), _DELTA)
         )
-        with mock.patch.object(imported(_ROPE), "cast", lambda _, value: value):
+        with mock.patch.object(import_module(_ROPE), "cast", lambda _, value: value):
             self.rope.init_prefill_positions(row, model, tokens, [])
         return staged + [
             Staged(

@@ -73,6 +73,12 @@ class Target:
         """Shape of an array of all lanes."""
         return (len(self.programs), *self.pointer.shape)
 
+    def reaches(self, lanes: Bools | None) -> bool:
+        """Whether any of these lanes may be stored to."""
+        if lanes is None or self.usable is None:
+            return lanes is not None
+        return bool((lanes & self.usable).any())
+
     def lanes(self) -> Iterator[tuple[Bools, Ints, Region]]:
         """Lanes per region, with the byte of the region's storage that each is at."""
         active = np.broadcast_to(
@@ -209,8 +215,9 @@ class Stores:
         operation, pointer = target.operation, target.pointer
         bits, size = pointer.element_bits, pointer.element_bytes
         places = list(target.lanes())
+        # What a mask left out of a load is not known, and not wanted here either.
         vague = not certain or any(
-            each.unknown is not None for each in (*operands, pointer.offset)
+            target.reaches(each.unknown) for each in (*operands, pointer.offset)
         )
         if vague or any(_vague(region, at, size) for _, at, region in places):
             for _, at, region in places:
