@@ -30,6 +30,7 @@ from tests.quality.memory_changes import memory_changes
 SURVIVORS = Path(__file__).parent / "memory_survivors.toml"
 
 _ATTENTION = ("vllm.v1.attention.ops.triton_unified_attention",)
+_DECODE = ("vllm.v1.attention.ops.triton_decode_attention",)
 _WRITES = ("vllm.v1.attention.ops.triton_reshape_and_cache_flash",)
 _V1 = ("vllm.v1.worker.block_table",)
 _V2 = ("vllm.v1.worker.gpu.block_table",)
@@ -70,6 +71,21 @@ SUBJECTS = (
         modules=_ATTENTION,
         function="reduce_segments",
         launches=("attention, split, block 16",),
+    ),
+    Subject(
+        modules=_DECODE,
+        function="_fwd_kernel_stage1",
+        launches=("decode attention, heads of their own, past",),
+    ),
+    Subject(
+        modules=_DECODE,
+        function="_fwd_grouped_kernel_stage1",
+        launches=("decode attention, MLA, past",),
+    ),
+    Subject(
+        modules=_DECODE,
+        function="_fwd_kernel_stage2",
+        launches=("decode attention, heads of their own, past",),
     ),
     Subject(
         modules=_WRITES,
