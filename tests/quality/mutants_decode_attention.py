@@ -108,7 +108,7 @@ WRITTEN: tuple[Mutant, ...] = (
     ),
 )
 
-# Of the first stages, whose floats are many, addresses: `tests.quality.memory` has them.
+# Of the first stages `tests.quality.memory` has the addresses; floats reach none.
 MECHANICAL: tuple[tuple[tuple[str, ...], str], ...] = (
     (BACKEND, "TritonMLAImpl.forward_mqa"),
     (OPS, MERGE),
