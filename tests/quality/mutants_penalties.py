@@ -41,14 +41,6 @@ WRITTEN: tuple[Mutant, ...] = (
         "PENALTIES-COUNTS",
     ),
     _mutant(
-        "frequencies without the drafts before",
-        PENALTIES,
-        "_penalties_kernel",
-        ("in tl.range(pos)", "in tl.range(pos - 1)"),
-        "PENALTIES-LOGITS",
-        cases=300,
-    ),
-    _mutant(
         "counts of slots in 32 bits",
         PENALTIES,
         "_penalties_kernel",
