@@ -190,7 +190,8 @@ def judge(case: Case, observation: Observation) -> Judgement:
     if case.compared and not observation.findings:
         judged.add(VALUES.id)
         violations = tuple(_wrong(case, each) for each in observation.mismatches[:1])
-        if {each.kind for each in observation.mismatches} != {"output"}:
+        # Where both are wrong the output is told, and of the sum nothing is said.
+        if len(observation.mismatches) < 2:
             judged.add(LSE.id)
     return Judgement(
         judged=frozenset(judged),

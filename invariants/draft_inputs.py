@@ -212,14 +212,15 @@ def _compared(case: Case, observation: Observation) -> list[Violation]:
 
 def _labels(case: Case) -> frozenset[str]:
     requests = case.requests
-    tokens = case.states * case.longest if case.form in _V2 else 0
-    slots = case.pool_blocks * case.block_size if case.blocks else 0
+    # Of the last state, which is a request's.
+    tokens = (case.states - 1) * case.longest if case.form in _V2 else 0
+    slots = expected(case).get("slot_mapping", ()) if case.blocks else ()
     longest = max(each.query for each in requests)
     shown = {
         case.form: True,
-        PAST_HISTORY: tokens > INT32_LIMIT,
-        PAST_BYTES: tokens <= INT32_LIMIT < 4 * tokens,
-        PAST_SLOTS: slots > INT32_LIMIT,
+        PAST_HISTORY: tokens >= INT32_LIMIT,
+        PAST_BYTES: tokens < INT32_LIMIT <= 4 * tokens,
+        PAST_SLOTS: any(slot is not None and slot >= INT32_LIMIT for slot in slots),
         PARTIAL: any(each.partial for each in requests),
         REJECTED: any(each.rejected for each in requests),
         TAKEN: any(each.drafts and not each.rejected for each in requests),

@@ -122,9 +122,9 @@ class Case:
 
     @property
     def top_offset(self) -> int:
-        """Of the last logit that may be read, in elements."""
+        """Of the last draft's row, or of the last state, in elements: a product."""
         if self.runner == "v1":
-            return self.tokens * self.vocab - 1
+            return (self.tokens - 1) * self.vocab
         target = (self.tokens + len(self.counts) - 1) * self.row_stride
-        drafter = (self.states * self.steps - 1) * self.vocab if self.drafted else 0
-        return max(target, drafter) + self.vocab - 1
+        drafter = (self.states - 1) * self.steps * self.vocab if self.drafted else 0
+        return max(target, drafter)

@@ -17,8 +17,8 @@ TARGET = "rejection_sampler"
 # Tokens of the vocabulary that one step of a kernel's loop takes, in both runners.
 VOCAB_BLOCK = 8192
 
-PAST_ELEMENTS = "logit beyond 2^31 elements"
-PAST_BYTES = "logit beyond 2^31 bytes, not elements"
+PAST_ELEMENTS = "row of logits beyond 2^31 elements"
+PAST_BYTES = "row of logits beyond 2^31 bytes, not elements"
 EMPTY = "a request without drafts"
 ALL_GREEDY = "all greedy"
 ALL_RANDOM = "all random"
@@ -101,7 +101,7 @@ RANDOM = Invariant(
     statement=(
         "Another request gets its drafts as far as their probabilities and the random "
         "numbers accept them, then a token of the residual, or the bonus token; no "
-        "more."
+        "more. V2's numbers are its own: any that leave a choice may have made it."
     ),
     severity="corruption",
     wired=(COMPARED, ALL_RANDOM, MIXED, CERTAIN, *_KINDS, *_ENDS),

@@ -287,7 +287,9 @@ def _labels(case: Case) -> frozenset[str]:
     shared = tables.ranks > 1
     shown = {
         case.runner: True,
-        PAST_SLOTS: tables.pool_blocks * max(sizes) > ID_LIMIT,
+        PAST_SLOTS: any(
+            slot >= ID_LIMIT for slots in expected_slots(case) for slot in slots
+        ),
         TILES: max(queries) > TILE,
         TILE_EDGE: TILE in queries,
         LONGEST: any(

@@ -33,7 +33,7 @@ def cases(draw: st.DrawFn, *, origin: Origin) -> Case:
     states = states_of + draw(st.sampled_from((0, 0, 3)))
     if far:
         longest = _SCOUT
-        states = draw(st.sampled_from((206, 256, 52, 205)))
+        states = draw(st.sampled_from((206, 256, 53, 205)))
     tails = origin == "contract" and form in V2_FORMS
     most = longest - (form in V2_FORMS)
     requests = tuple(

@@ -65,7 +65,7 @@ def _computed(draw: st.DrawFn, *, origin: Origin, runner: Runner, size: str) -> 
             vocab, steps = draw(st.sampled_from(_LONG))
             row_stride = vocab
             limit = draw(st.sampled_from((INT32_LIMIT, INT32_LIMIT // 4)))
-            states = draw(st.sampled_from(_around(limit // (steps * vocab))))
+            states = draw(st.sampled_from(_around(-(-limit // (steps * vocab)))))
         elif size == "far" and runner == "v2":
             row_stride = draw(st.sampled_from((2**29, 2**31 - 1, 2**31)))
     return Case(
@@ -109,8 +109,9 @@ def _far_of_v1(draw: st.DrawFn) -> Case:
     )
 
 
-def _around(count: int) -> tuple[int, ...]:
-    return (count + 1, count, count + 3, max(count - 1, 1))
+def _around(first: int) -> tuple[int, ...]:
+    """How many states there are: up to the first one past a limit, beside that."""
+    return (first + 1, first, first + 4, max(first - 1, 1))
 
 
 def _greedy(*, requests: int) -> st.SearchStrategy[tuple[bool, ...]]:
