@@ -107,15 +107,8 @@ WINDOW = Invariant(
     wired=(COMPARED, *_PROMPTS, *_DRAFTS, PADDED),
     contract=(COMPARED, *_PROMPTS, *_DRAFTS, PADDED),
 )
-KEEPS = Invariant(
-    id="CONV-KEEPS",
-    target=TARGET,
-    statement="Everything else in the pages of the rows stays as it was.",
-    severity="corruption",
-    wired=(COMPARED, *_FORMS),
-    contract=(COMPARED, *_FORMS),
-)
-INVARIANTS = (EXACT, OWNED, STORES, RAISES, OUTPUT, WINDOW, KEEPS)
+# That the rest of a page stays as it was is a matter of OWNED: it lies in no view.
+INVARIANTS = (EXACT, OWNED, STORES, RAISES, OUTPUT, WINDOW)
 
 _ACCESSES = KernelLaws(exact=EXACT, owned=OWNED, stores=STORES)
 
@@ -150,14 +143,12 @@ class Observation:
         findings: Of the memory checker.
         undecided: What could not be judged; the case then passes nothing.
         mismatches: At most one of each tensor; () in address mode.
-        stray: Whether pages changed in other places.
     """
 
     raised: Raised | None = None
     findings: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
     mismatches: tuple[Mismatch, ...] = ()
-    stray: bool = False
 
 
 def judge(case: Case, observation: Observation) -> Judgement:
@@ -176,8 +167,6 @@ def judge(case: Case, observation: Observation) -> Judgement:
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if case.compared and not observation.findings:
         judged |= {OUTPUT.id, WINDOW.id}
-        if not observation.mismatches:
-            judged.add(KEEPS.id)
         violations = _contents(case, observation)
     return Judgement(
         judged=frozenset(judged), violations=violations, labels=_labels(case)
@@ -185,7 +174,7 @@ def judge(case: Case, observation: Observation) -> Judgement:
 
 
 def _contents(case: Case, observation: Observation) -> tuple[Violation, ...]:
-    found = tuple(
+    return tuple(
         _violation(
             case,
             OUTPUT if each.tensor == "output" else WINDOW,
@@ -195,10 +184,6 @@ def _contents(case: Case, observation: Observation) -> tuple[Violation, ...]:
         )
         for each in observation.mismatches
     )
-    if observation.stray and not found:
-        message = f"pages of blocks {list(case.blocks)} changed beside their windows"
-        return (_violation(case, KEEPS, message),)
-    return found
 
 
 def _violation(case: Case, law: Invariant, message: str) -> Violation:

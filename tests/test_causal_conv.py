@@ -13,7 +13,6 @@ from invariants.causal_conv import (
     COMPARED,
     DISCARDED,
     INVARIANTS,
-    KEEPS,
     LAST_BLOCK,
     NO_TOKENS,
     OUTPUT,
@@ -91,14 +90,12 @@ def test_a_row_of_a_wired_case_has_accepted_something() -> None:
 def test_contents_are_judged_where_they_were_compared() -> None:
     case = replace(minimal(cases(origin="wired")), seed=3)
     assert judge(replace(case, seed=0), Observation()).judged == {
-        law.id for law in INVARIANTS if law not in (OUTPUT, WINDOW, KEEPS)
+        law.id for law in INVARIANTS if law not in (OUTPUT, WINDOW)
     }
     assert judge(case, Observation()).judged == {law.id for law in INVARIANTS}
     both = (WRONG, replace(WRONG, tensor="window"))
-    judgement = judge(case, Observation(mismatches=both, stray=True))
+    judgement = judge(case, Observation(mismatches=both))
     assert [each.invariant for each in judgement.violations] == [OUTPUT.id, WINDOW.id]
-    (stray,) = judge(case, Observation(stray=True)).violations
-    assert stray.invariant == KEEPS.id
 
 
 def test_what_is_undecided_passes_nothing() -> None:

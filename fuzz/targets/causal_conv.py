@@ -65,7 +65,6 @@ def run(case: Case) -> Observation:
     with sparse_pool(case.pool_bytes) as pool:
         windows = windows_of(case, pool)
         before = fill_windows(case, pool, windows) if case.compared else None
-        checksum = pool.checksum()
         memory = _known(case, step, windows)
         call = _prefill if case.form == "prefill" else _update
         with checked_launches(memory, values=case.compared) as log:
@@ -76,10 +75,7 @@ def run(case: Case) -> Observation:
         found = findings_of(log)
         if before is None or found or log.undecided:
             return Observation(findings=found, undecided=log.undecided)
-        mismatches = compared(case, step, before, output, windows)
-        for block, each in zip(case.blocks, before, strict=True):
-            windows[block] = each
-        return Observation(mismatches=mismatches, stray=pool.checksum() != checksum)
+        return Observation(mismatches=compared(case, step, before, output, windows))
 
 
 def _known(case: Case, step: Step, windows: torch.Tensor) -> Memory:
