@@ -56,6 +56,17 @@ def test_boundaries_are_reached(origin: Origin, label: str) -> None:
     find_any(cases(origin=origin), lambda case: label in reached(case))
 
 
+@pytest.mark.parametrize("runner", RUNNERS)
+def test_far_rows_of_both_runners_are_reached(runner: Runner) -> None:
+    def far(case: Case) -> bool:
+        return case.runner == runner and PAST_ELEMENTS in reached(case)
+
+    case = minimal(cases(origin="wired"), far)
+    if runner == "v2":
+        # What the kernels multiply: a state's number, and the row of all its steps.
+        assert (case.states - 1) * case.steps * case.vocab >= 2**31
+
+
 @pytest.mark.parametrize("origin", ["wired", "contract"])
 def test_a_case_shrinks_to_one_draft(origin: Origin) -> None:
     case = minimal(cases(origin=origin))
