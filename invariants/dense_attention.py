@@ -40,6 +40,7 @@ def dense_attention(
     rounded_cache: bool,
     stored_max: float,
     sinks: "torch.Tensor | None" = None,
+    factor_roundoff: float = 0.0,
 ) -> DenseAttention:
     """Attend query tokens to keys, the last of which are their own.
 
@@ -63,6 +64,8 @@ def dense_attention(
         stored_max: Largest magnitude in the cache as stored, before its scale.
         sinks: ``[heads]`` float64 logits that take part in the softmax and have no
             value; None for none.
+        factor_roundoff: Relative, of what the factors of both products lose before
+            they are multiplied, as float32 in TF32.
     """
     import torch
 
@@ -91,8 +94,9 @@ def dense_attention(
         magnitude = torch.maximum(magnitude, sinks.abs()[:, None])
     roundoff, single = ROUNDOFF[dtype], ROUNDOFF["float32"]
     cache = roundoff if rounded_cache else 0.0
-    score_error = magnitude * ((head_size + 2) * single + cache)
-    relative = 2 * score_error + roundoff + cache + (2 * keys + 32) * single
+    factors = 2 * factor_roundoff
+    score_error = magnitude * ((head_size + 2) * single + cache + factors)
+    relative = 2 * score_error + roundoff + cache + (2 * keys + 32) * single + factors
     mean = torch.einsum("htk,khd->thd", weights, value_of_head.abs())
     before = mean * torch.expm1(relative).transpose(0, 1)[:, :, None]
     before = before + keys * UNDERFLOW[dtype] * stored_max

@@ -195,8 +195,18 @@ def worst_mismatch(
     contents: Contents,
     out: torch.Tensor,
     sinks: torch.Tensor | None = None,
+    *,
+    tf32: bool = False,
 ) -> Mismatch | None:
-    """Compare an output, ``[tokens, heads, head_size]``, with dense attention."""
+    """Compare an output, ``[tokens, heads, head_size]``, with dense attention.
+
+    Args:
+        case: The launch.
+        contents: What it found.
+        out: What it left.
+        sinks: ``[heads]`` logits, None without.
+        tf32: Whether products of float32 have factors of 10 bits, as on a GPU.
+    """
     index = {block: at for at, block in enumerate(contents.ids)}
     # The null block's tokens lie outside of every window.
     index.setdefault(NULL_BLOCK, 0)
@@ -222,6 +232,7 @@ def worst_mismatch(
             rounded_cache=fp8,
             stored_max=stored_max * value_unit,
             sinks=None if sinks is None else sinks.double(),
+            factor_roundoff=2.0**-10 if tf32 and case.dtype == "float32" else 0.0,
         )
         expected.append(dense.output)
         allowed.append(dense.allowed)

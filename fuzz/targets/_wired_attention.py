@@ -167,6 +167,8 @@ def wired_view(
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.worker.gpu import attn_utils
 
+    if case.scaled and case.order == "heads" and _scales_by_token():
+        raise NotInThisReleaseError("this release has scales token by token only")
     backend = backend or triton_attn.TritonAttentionBackend
     blocks = case.layout.pool_blocks
     if hasattr(kv_cache_interface, "create_kv_cache_views"):
@@ -282,3 +284,15 @@ def _wired_metadata(case: Case, spec: Any, batch: Batch) -> Any:
         causal=True,
     )
     return builder.build(0, common)
+
+
+def _scales_by_token() -> bool:
+    """Whether the release views scales token by token whatever the layout.
+
+    0.20.1 makes their strides from the cache's shape; heads first, a head's scale then
+    lies behind another head's data, where the same view finds it again.
+    """
+    from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
+
+    view = TritonAttentionImpl._ensure_scale_caches  # noqa: SLF001 - its own code
+    return "stride" not in view.__code__.co_names

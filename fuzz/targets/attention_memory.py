@@ -99,7 +99,7 @@ def _observed(
     found = findings_of(log)
     mismatch = None
     if compared(case) and not found and not log.undecided:
-        mismatch = worst_mismatch(case, contents, batch.out, batch.sinks)
+        mismatch = worst_mismatch(case, contents, batch.out, batch.sinks, tf32=True)
     scale = launch.views.key_scale
     return Observation(
         launch=LaunchObservation(

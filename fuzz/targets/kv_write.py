@@ -164,8 +164,6 @@ def _wired(case: Case, step: Step, pool: torch.Tensor) -> Callable[[], None]:
     from vllm.v1.attention.backends import triton_attn
 
     reading = case.reading
-    if case.form == "per_token_head" and case.order == "heads" and _scales_by_token():
-        raise NotInThisReleaseError("this release has scales token by token only")
     spec = wired_spec(reading)
     size = spec.page_size_bytes * case.pool_blocks * case.layers
     kv_cache = wired_view(reading, spec, pool[:size].view(torch.int8))
@@ -187,15 +185,3 @@ def _wired(case: Case, step: Step, pool: torch.Tensor) -> Callable[[], None]:
             )
 
     return launch
-
-
-def _scales_by_token() -> bool:
-    """Whether the release views scales token by token whatever the layout.
-
-    0.20.1 makes their strides from the cache's shape; heads first, a head's scale then
-    lies behind another head's data, where the same view finds it again.
-    """
-    from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
-
-    view = TritonAttentionImpl._ensure_scale_caches  # noqa: SLF001 - its own code
-    return "stride" not in view.__code__.co_names
