@@ -5,10 +5,11 @@ Before each step vLLM cuts the window of these out of the request's row; the ref
 does the same over plain lists.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from invariants.kernel_laws import KernelLaws, undecided_reason
 from invariants.mamba_prefix_hits import wrong_hits
+from invariants.mamba_table_deeds import FILLING_SITE, blamed
 from invariants.mamba_table_labels import BEYOND, CUDA, FAR, SPECULATIVE, labels_of
 from invariants.mamba_table_values import Case, Observation, WindowCall
 from invariants.model import Invariant, Judgement, Raised, Violation
@@ -18,7 +19,6 @@ TARGET = "mamba_block_table"
 WINDOW_SITE = "mamba_get_block_table_tensor"
 KERNEL_SITE = "_mamba_align_block_table_kernel"
 SIZING_SITE = "GPUModelRunner.may_reinitialize_input_batch"
-FILLING_SITE = "MultiGroupBlockTable.append_row"
 HIT_SITE = "MambaManager.find_longest_cache_hit"
 
 EXACT = Invariant(
@@ -157,7 +157,8 @@ def judge(case: Case, observation: Observation) -> Judgement:
         if any(served.hit for step in observation.steps for served in step.served):
             judged.add("GDN-HIT-STATE")
             violations += _wrong_hits(case, observation)
-    for call in observation.calls:
+    misheld: list[tuple[int, Violation]] = []
+    for number, call in enumerate(observation.calls):
         if case.origin == "wired" and (short := _short_table(call)):
             # What a window shows of a table that lacks columns is no news.
             violations.append(short)
@@ -170,7 +171,11 @@ def judge(case: Case, observation: Observation) -> Judgement:
         violations += found.violations
         if case.origin == "wired":
             judged.add("GDN-ALIGN-OWNED")
-            violations += _not_owned(case, call)
+            misheld += [(number, broken) for broken in _not_owned(case, call)]
+    if misheld:
+        places = [(call, int(str(each.evidence["row"]))) for call, each in misheld]
+        site = blamed(case, observation.calls, places)
+        violations += [replace(each, site=site) for _, each in misheld]
     return Judgement(
         judged=frozenset(judged),
         violations=_first_of_each(violations),
@@ -318,7 +323,7 @@ def _not_owned(case: Case, call: WindowCall) -> list[Violation]:
     breaks other laws. The manager may have nulled a column that the worker's row still
     shows, for it moves speculative blocks to the end of its list while rows are only
     appended to. That block may be used as long as it is the request's own, for one
-    state at a time.
+    state at a time. Their site is settled when all calls are known.
     """
     violations = []
     for row, (owned, filled) in enumerate(zip(call.owned, call.table, strict=True)):

@@ -176,7 +176,8 @@ class WindowCall:
         used: ``[rows]`` wired: leading entries of the window that the step reads or
             writes: one, and one per draft token.
         fresh: Blocks held in this step that a finished request had owned.
-        moves: Rows in the step before and now of requests that changed theirs.
+        moves: Rows before and now of requests that changed theirs in the step, new
+            ones included.
         result: ``[rows][1 + num_speculative_blocks]``, or what was raised.
         result_shape: Shape of the result, () when it raised.
         result_dtype: Its dtype, "" when it raised.

@@ -38,7 +38,7 @@ _WIRED: tuple[_Configuration, ...] = (
 )
 _CONTRACT: tuple[_Configuration, ...] = (
     ("flash", "float16", "auto", 1, 16, 16, 1, "halves", "tokens"),
-    ("flash", "bfloat16", "auto", 4, 256, 256, WIDER, "apart", "tokens"),
+    ("flash", "bfloat16", "auto", 9, 256, 256, WIDER, "apart", "tokens"),
     ("flash", "float32", "auto", 2, 80, 80, 7, "interleaved", "heads"),
     ("flash", "bfloat16", "fp8", 2, 64, 64, ODD, "apart", "heads"),
     ("flash", "bfloat16", "auto", 3, 96, 96, NARROW, "interleaved", "planes"),

@@ -239,6 +239,39 @@ def test_rows_that_move_are_told_from_rows_that_change_places() -> None:
     assert labels((2, 0), (0, 2)) == {"moved row", "exchanged rows"}
 
 
+def test_a_wrong_row_is_blamed_on_the_deed_that_left_it_so() -> None:
+    wrong = replace(SERVED, owned=((0, 0, 13, 15),))
+    taken_along, exchanged = ((2, 0),), ((1, 0), (0, 1))
+
+    def site(*calls: WindowCall, case: Case = WIRED) -> str:
+        (violation,) = judge(case, Observation(calls=calls)).violations
+        return violation.site.rpartition(".")[2]
+
+    assert site(wrong) == "append_row"
+    assert site(replace(wrong, moves=taken_along)) == "move_row"
+    assert site(replace(wrong, moves=exchanged)) == "swap_row"
+    # It shows later; but not in the row of a request that came later.
+    moved = replace(SERVED, moves=taken_along)
+    assert site(moved, wrong) == "move_row"
+    other = replace(wrong, table=((21, 22, 23, 24),), result=((23, 24),))
+    assert site(moved, replace(other, owned=((0, 0, 23, 25),))) == "append_row"
+    # What fills rows wrongly does so to those that stay as well.
+    both = replace(
+        wrong,
+        table=((11, 12, 13, 14),) * 2,
+        seq_lens=(33, 33),
+        result=((13, 14),) * 2,
+        result_shape=(2, 2),
+        owned=((0, 0, 13, 15),) * 2,
+        used=(2, 2),
+        moves=taken_along,
+    )
+    assert site(both) == "append_row"
+    assert WIRED.engine is not None
+    v2 = replace(WIRED, engine=replace(WIRED.engine, runner="v2"))
+    assert site(wrong, case=v2) == "append_block_ids"
+
+
 def test_a_moved_block_may_still_be_used_where_it_was() -> None:
     # The manager has moved block 13 to the end of its list.
     assert (

@@ -57,8 +57,8 @@ class BatchStep:
         owned: ``[rows]`` blocks of the KV-cache manager, None for padding rows.
         used: ``[rows]`` leading window entries that the step reads or writes.
         fresh: Blocks held in this step that a finished request had owned.
-        moves: Rows of running requests before and after, where these differ; V2
-            moves none.
+        moves: Rows of requests before and after, where these differ: those of the
+            step before, or which new ones were added to. V2 moves none.
     """
 
     number: int
@@ -381,6 +381,7 @@ def _update_rows(
     for served, _ in added:
         ids = engine.manager.get_block_ids(served.request.request_id)
         _write(engine, served, partial(rows.add, served.request, ids))
+        engine.row_of[served.request.request_id] = rows.row(served.request.request_id)
     rows.settle(
         {
             served.request.request_id: (

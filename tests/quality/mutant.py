@@ -13,6 +13,7 @@ class Mutant:
     Attributes:
         edits: Alternatives by release; the first that fits the tree is planted.
         invariants: Ids any of which must break.
+        site: What the finding must name, "" for anything.
         cases: Within how many cases it must be found.
         size: The shrunk case's canonical JSON may be this long, in characters.
     """
@@ -23,3 +24,4 @@ class Mutant:
     invariants: tuple[str, ...]
     cases: int
     size: int
+    site: str = ""

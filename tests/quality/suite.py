@@ -62,6 +62,7 @@ class Hunt:
         cases: Cases until it was found, or all of the budget.
         shrunk: The smallest case's canonical JSON, "" when not found or not shrunk.
         invariant: Id of the law that broke, "" when not found.
+        site: Where it broke, "" when not found.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Hunt:
     cases: int
     shrunk: str
     invariant: str
+    site: str = ""
 
 
 def hunt_written(
@@ -158,4 +160,5 @@ def _hunt(name: str, target: str, result: SearchResult) -> Hunt:
         cases=result.cases,
         shrunk=encode(fault.case) if fault is not None and fault.shrunk else "",
         invariant=fault.violation.invariant if fault is not None else "",
+        site=fault.violation.site if fault is not None else "",
     )

@@ -26,4 +26,5 @@ def test_written_fault(subject: Elsewhere, target: str, mutant: Mutant) -> None:
     hunt = subject.call(hunt_written, target, mutant)
     assert hunt.found, f"not found within {mutant.cases} cases"
     assert hunt.invariant in mutant.invariants
+    assert mutant.site in {"", hunt.site}
     assert len(hunt.shrunk) <= mutant.size, hunt.shrunk
