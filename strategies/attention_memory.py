@@ -44,7 +44,7 @@ _CONTRACT: tuple[_Configuration, ...] = (
     ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "apart", "planes", False),
     ("bfloat16", "int8_per_token_head", 4, 2, 64, 17, "interleaved", "tokens", True),
     ("float16", "fp8_per_token_head", 3, 1, 128, 33, "halves", "heads", False),
-    ("bfloat16", "fp8", 2, 7, 64, ODD, "apart", "heads", False),
+    ("bfloat16", "fp8", 2, 4, 64, ODD, "apart", "heads", False),
     ("bfloat16", "auto", 3, 1, 96, NARROW, "interleaved", "planes", True),
 )
 _CONTRACT_KERNELS: tuple[Kernel, ...] = ("unified_2d", "unified_3d")

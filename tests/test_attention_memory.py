@@ -22,7 +22,7 @@ from invariants.attention_memory import (
     judge,
 )
 from invariants.memory.findings import Finding, Kind, Undecided
-from invariants.model import Invariant, Judgement, decode, encode
+from invariants.model import ORIGINS, Invariant, Judgement, Origin, decode, encode
 from invariants.verify_attention import (
     LAST_BLOCK,
     PAST_BYTES,
@@ -80,6 +80,15 @@ def reached(case: Case) -> frozenset[str]:
 )
 def test_boundaries_are_reached(label: str) -> None:
     find_any(cases(origin="contract"), lambda case: label in reached(case))
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize(
+    "stored", ["bfloat16", "float16", "fp8", "int8_per_token_head"]
+)
+def test_every_type_is_compared(origin: Origin, stored: str) -> None:
+    wanted = {stored, COMPARED}
+    find_any(cases(origin=origin), lambda case: wanted <= reached(case))
 
 
 def test_outputs_are_judged_where_they_were_compared() -> None:
