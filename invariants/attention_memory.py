@@ -7,7 +7,7 @@ named with the numbers that show it.
 
 from dataclasses import dataclass
 
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement
 from invariants.verify_attention import (
@@ -92,7 +92,15 @@ VALUES = Invariant(
     wired=(COMPARED, *_STORED, SINKS, SPLIT),
     contract=(COMPARED, *_STORED, SINKS, SPLIT),
 )
-INVARIANTS = (EXACT, OWNED, SCRATCH, STORES, VALUES)
+RAISES = Invariant(
+    id="ATTN-RAISES",
+    target=TARGET,
+    statement="A launch that the wrapper's asserts allow raises nothing.",
+    severity="crash",
+    wired=(RAGGED, PADDED),
+    contract=(RAGGED, PADDED, FEW_ROWS),
+)
+INVARIANTS = (EXACT, OWNED, SCRATCH, STORES, VALUES, RAISES)
 
 _LAWS = KernelLaws(exact=EXACT, owned=OWNED, stores=STORES, scratch=SCRATCH)
 
@@ -115,11 +123,9 @@ class Observation:
 def judge(case: Case, observation: Observation) -> Judgement:
     """Sort findings by law; one for each law and tensor, the first."""
     launch = observation.launch
-    skipped = launch.skipped
-    if launch.raised is not None:
-        # The wrapper's own law; `verify_attention` judges it.
-        skipped = f"the wrapper raised {launch.raised.type}"
-    skipped = skipped or undecided_reason(observation.findings, observation.undecided)
+    skipped = launch.skipped or undecided_reason(
+        observation.findings, observation.undecided
+    )
     if skipped:
         return Judgement(
             judged=frozenset(),
@@ -127,8 +133,14 @@ def judge(case: Case, observation: Observation) -> Judgement:
             labels=frozenset(),
             skipped=skipped,
         )
+    if launch.raised is not None:
+        return Judgement(
+            judged=frozenset({RAISES.id}),
+            violations=(raised_violation(RAISES, launch.raised, case.origin),),
+            labels=frozenset(),
+        )
     violations = _LAWS.violations(observation.findings, origin=case.origin)
-    judged = {EXACT.id, OWNED.id, SCRATCH.id, STORES.id}
+    judged = {EXACT.id, OWNED.id, SCRATCH.id, STORES.id, RAISES.id}
     if compared(case) and not observation.findings:
         judged.add(VALUES.id)
         if launch.mismatch is not None:

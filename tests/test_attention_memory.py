@@ -14,6 +14,7 @@ from invariants.attention_memory import (
     INVARIANTS,
     OWNED,
     PADDED,
+    RAISES,
     SCRATCH,
     SINKS,
     STORES,
@@ -22,7 +23,15 @@ from invariants.attention_memory import (
     judge,
 )
 from invariants.memory.findings import Finding, Kind, Undecided
-from invariants.model import ORIGINS, Invariant, Judgement, Origin, decode, encode
+from invariants.model import (
+    ORIGINS,
+    Invariant,
+    Judgement,
+    Origin,
+    Raised,
+    decode,
+    encode,
+)
 from invariants.verify_attention import (
     LAST_BLOCK,
     PAST_BYTES,
@@ -140,6 +149,15 @@ def test_each_kind_breaks_its_law(kind: Kind, law: Invariant) -> None:
     assert violation.invariant == law.id
     assert violation.site == "kernel: key"
     assert violation.evidence["value"] == 2**31
+
+
+def test_what_a_wrapper_raises_is_told() -> None:
+    raised = Raised(type="IndexError", message="no row 3", site="unified_attention")
+    case = minimal(cases(origin="wired"))
+    judgement = judge(case, Observation(launch=LaunchObservation(raised=raised)))
+    (violation,) = judgement.violations
+    assert (violation.invariant, violation.site) == (RAISES.id, "unified_attention")
+    assert judgement.judged == {RAISES.id}
 
 
 def test_what_is_undecided_passes_nothing() -> None:
