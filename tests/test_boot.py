@@ -136,7 +136,7 @@ def test_the_version_ends_in_cpu_whatever_is_installed(
         "print(version('vllm'), flush=True)\n"
         f"command = [sys.executable, '-c', {child!r}]\n"
         "places = [p for p in sys.path if 'kvfuzz-boot' in p]\n"
-        "print(places[0] if places else '')\n"
+        "print(places[0] if places else '', flush=True)\n"
         "if places: subprocess.run(command, check=True)\n"
     )
     assert done.returncode == 0, done.stderr
