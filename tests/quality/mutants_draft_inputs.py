@@ -117,6 +117,7 @@ WRITTEN: tuple[Mutant, ...] = (
         "is_chunked_prefilling = seq_len < prefill_len",
         "is_chunked_prefilling = seq_len < 0",
         "DRAFT-INPUTS-VALUES",
+        cases=600,
     ),
     _mutant(
         "sampled tokens over those before",
