@@ -29,6 +29,7 @@ def _mutant(
     new: str,
     *invariants: str,
     origin: Origin = "wired",
+    cases: int = 200,
 ) -> Mutant:
     edit = SourceEdit(
         modules=V2 if function.startswith("_") else V1,
@@ -41,7 +42,7 @@ def _mutant(
         origin=origin,
         edits=(edit,),
         invariants=invariants or _ANY,
-        cases=200,
+        cases=cases,
         size=900,
     )
 
