@@ -33,6 +33,7 @@ _WIRED: tuple[_Configuration, ...] = (
     ("float16", "auto", 2, 8, 256, WIDE, "halves", "tokens", False),
     ("bfloat16", "int8_per_token_head", 3, 2, 32, 16, "halves", "planes", False),
     ("bfloat16", "int8_per_token_head", 4, 1, 128, 64, "halves", "heads", False),
+    ("bfloat16", "int8_per_token_head", 2, 2, 64, 32, "halves", "tokens", False),
     ("float16", "fp8_per_token_head", 3, 1, 64, 16, "halves", "tokens", True),
     ("bfloat16", "fp8", 2, 2, 128, 32, "halves", "tokens", True),
     ("bfloat16", "auto", 5, 1, 96, 16, "halves", "planes", False),
