@@ -5,7 +5,7 @@ the strategy and doing nothing else, the same with the target and its judge call
 directly, and the same cases through the search and the executor. The difference of the
 last two is the harness's own share.
 
-    python -m benchmarks.rates [--vllm TREE] [--cases N] [--json]
+    python -m benchmarks.rates [--vllm TREE] [--target T]... [--cases N] [--json]
 """
 
 import argparse
@@ -148,14 +148,19 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--vllm", metavar="TREE")
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--isolated-cases", type=int, default=20)
+    parser.add_argument("--target", action="append", metavar="NAME")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     tree = resolve(options.vllm, progress=lambda line: print(line, file=sys.stderr))
     activate(tree)
     import_rooms()
+    if not options.json:
+        print(f"vLLM {tree.version}, medians of {ROUNDS} rounds, one process, one core")
+        heads = ("cases/s", "draw ms", "case ms", "overhead")
+        print(f"{'property':32} " + " ".join(f"{head:>9}" for head in heads))
     rates = []
     with Executor(tree=tree) as executor:
-        for target in rooms.discover():
+        for target in options.target or rooms.discover():
             module = target_module(target)
             if module.absent() is not None:
                 continue
@@ -164,19 +169,18 @@ def main(arguments: list[str]) -> None:
                 print(f"measuring {target}/{origin}", file=sys.stderr)
                 cases = options.isolated_cases if slow else options.cases
                 rates.append(rate(executor, target, origin, cases=cases))
+                if not options.json:
+                    print(_row(rates[-1]), flush=True)
     if options.json:
         print(json.dumps([asdict(each) for each in rates], indent=2))
-        return
-    print(f"vLLM {tree.version}, medians of {ROUNDS} rounds, one process, one core")
-    print(
-        f"{'property':32} {'cases/s':>9} {'draw ms':>9} {'case ms':>9} {'overhead':>9}"
+
+
+def _row(each: Rate) -> str:
+    overhead = "isolated" if each.isolated else f"{each.overhead:.0%}"
+    return (
+        f"{each.target + '/' + each.origin:32} {1 / each.search_s:9.1f} "
+        f"{each.draw_s * 1e3:9.2f} {each.search_s * 1e3:9.2f} {overhead:>9}"
     )
-    for each in rates:
-        overhead = "isolated" if each.isolated else f"{each.overhead:.0%}"
-        print(
-            f"{each.target + '/' + each.origin:32} {1 / each.search_s:9.1f} "
-            f"{each.draw_s * 1e3:9.2f} {each.search_s * 1e3:9.2f} {overhead:>9}"
-        )
 
 
 if __name__ == "__main__":
