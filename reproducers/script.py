@@ -222,25 +222,26 @@ def _shown_as(saved: Saved, roots: tuple[Path, ...]) -> FaultKey:
     """What the script claims: the fault, or what stands in for it.
 
     The memory checker is no part of a script: its targets name one whose process dies
-    of the same access (`STAND_IN`: target, law, ending, and the own laws that end so),
-    and which takes the same case.
+    of the same access (`STAND_IN`: target, law, ending, and the tensors whose accesses
+    end so), and which takes the same case.
     """
     key = _key(saved)
     source = load(f"fuzz.targets.{saved.target}", roots)
     declared = assignment(source, "STAND_IN", default="")
     if not declared:
         return key
-    target, invariant, exception, laws = ast.literal_eval(
+    target, invariant, exception, tensors = ast.literal_eval(
         declared.partition("=")[2].strip()
     )
-    if saved.invariant not in laws:
+    kernel, _, tensor = key.site.partition(": ")
+    if tensor not in tensors:
         return key
     return replace(
         key,
         target=target,
         invariant=invariant,
         exception=exception,
-        site=key.site.partition(": ")[0],
+        site=kernel,
     )
 
 

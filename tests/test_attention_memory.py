@@ -203,6 +203,11 @@ def test_the_script_shows_it_by_what_stands_in() -> None:
     assert "VERIFY-ADDRESS" in text
     assert "signal 11" in text
     assert "invariants.memory" not in text
+    # Scratch is ordinary memory, whose neighbours exist: no process dies of it.
+    for id_ in ("attention-memory-e36220b0", "attention-memory-7a3a7c55"):
+        text = Path(store.STORE, id_, "repro.py").read_text("utf-8")
+        assert "signal 11" not in text
+        assert "from fuzz.targets.attention_memory import" in text
 
 
 @pytest.mark.subject

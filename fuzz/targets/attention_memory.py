@@ -34,13 +34,13 @@ CONTROLS = (
     ),
 )
 # A script without this project shows an address that is wrong by what it does to its
-# process: target, law and ending there, and the laws here. No page exists but those
-# that the batch owns.
+# process: target, law and ending there, and the tensors here whose pages do not exist
+# but where the batch owns them.
 STAND_IN = (
     "verify_attention",
     "VERIFY-ADDRESS",
     "signal 11",
-    ("ATTN-EXACT", "ATTN-OWNED"),
+    ("key_cache_ptr", "value_cache_ptr", "k_scale_cache_ptr", "v_scale_cache_ptr"),
 )
 
 
