@@ -7,9 +7,9 @@ named with the numbers that show it.
 
 from dataclasses import dataclass
 
-from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
-from invariants.model import Invariant, Judgement
+from invariants.model import Invariant, Judgement, Raised
 from invariants.verify_attention import (
     LAST_BLOCK,
     LONG_QUERY,
@@ -119,26 +119,20 @@ class Observation:
     findings: tuple[Finding, ...] = ()
     undecided: tuple[Undecided, ...] = ()
 
+    @property
+    def raised(self) -> Raised | None:
+        """What escaped the wrapper."""
+        return self.launch.raised
+
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Sort findings by law; one for each law and tensor, the first."""
     launch = observation.launch
-    skipped = launch.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=launch.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(),
-            violations=(),
-            labels=frozenset(),
-            skipped=skipped,
-        )
-    if launch.raised is not None:
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(raised_violation(RAISES, launch.raised, case.origin),),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     violations = _LAWS.violations(observation.findings, origin=case.origin)
     judged = {EXACT.id, OWNED.id, SCRATCH.id, STORES.id, RAISES.id}
     if compared(case) and not observation.findings:

@@ -13,7 +13,7 @@ from invariants.causal_conv_case import (
     TILE_CHANNELS,
     Case,
 )
-from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.scheduling import NULL_BLOCK
@@ -153,16 +153,9 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one launch; contents are judged where every access was right."""
-    skipped = undecided_reason(observation.findings, observation.undecided)
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        violation = raised_violation(RAISES, observation.raised, case.origin)
-        return Judgement(
-            judged=frozenset({RAISES.id}), violations=(violation,), labels=frozenset()
-        )
+    early = settled(observation, raises=RAISES, origin=case.origin)
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, STORES.id, RAISES.id}
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if case.compared and not observation.findings:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from invariants.decode_case import Case
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.verify_case import INT32_LIMIT
@@ -162,31 +162,13 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one launch; outputs are judged where every access was right."""
-    skipped = observation.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=observation.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        raised = observation.raised
-        violation = Violation(
-            invariant=RAISES.id,
-            target=TARGET,
-            origin=case.origin,
-            site=raised.site,
-            message=f"{raised.type}: {raised.message}",
-            evidence={},
-            exception=raised.type,
-        )
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(violation,),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, SCRATCH.id, STORES.id, RAISES.id}
-    violations = _ACCESSES.violations(_causes(observation.findings), origin=case.origin)
+    violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if case.compared and not observation.findings:
         judged.add(VALUES.id)
         violations = tuple(_wrong(case, each) for each in observation.mismatches[:1])
@@ -198,13 +180,6 @@ def judge(case: Case, observation: Observation) -> Judgement:
         violations=violations,
         labels=_labels(case, observation),
     )
-
-
-def _causes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Without reads of what is unwritten because a store went elsewhere."""
-    if not any(each.write for each in findings):
-        return findings
-    return tuple(each for each in findings if each.kind != "never written")
 
 
 def _wrong(case: Case, found: Mismatch) -> Violation:

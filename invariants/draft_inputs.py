@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from invariants.draft_inputs_case import Case
 from invariants.draft_inputs_model import UNTOUCHED, expected
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.verify_case import INT32_LIMIT
@@ -142,29 +142,11 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one step; outputs are judged where every access was right."""
-    skipped = observation.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=observation.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        raised = observation.raised
-        violation = Violation(
-            invariant=RAISES.id,
-            target=TARGET,
-            origin=case.origin,
-            site=raised.site,
-            message=f"{raised.type}: {raised.message}",
-            evidence={},
-            exception=raised.type,
-        )
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(violation,),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, STORES.id, SCRATCH.id, RAISES.id}
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if not observation.findings:

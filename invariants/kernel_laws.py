@@ -3,9 +3,26 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 from invariants.memory.findings import Finding, Undecided
-from invariants.model import Invariant, Origin, Raised, Violation
+from invariants.model import Invariant, Judgement, Origin, Raised, Violation
+
+
+class Seen(Protocol):
+    """What an observation of a target under the checker has."""
+
+    @property
+    def raised(self) -> Raised | None:
+        """What escaped the tree."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Of all launches."""
+
+    @property
+    def undecided(self) -> tuple[Undecided, ...]:
+        """Of all launches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +62,18 @@ class KernelLaws:
     def violations(
         self, findings: Iterable[Finding], *, origin: Origin
     ) -> tuple[Violation, ...]:
-        """One for each law, kernel and tensor: the first."""
+        """One for each law, kernel and tensor: the first.
+
+        Scratch that was never written is no news where another access was wrong: what
+        depends on that is unknown and lands nowhere, so that later kernels miss it.
+        """
+        every = tuple(findings)
+        causes = [each for each in every if each.kind != "never written"] or every
 
         def key(finding: Finding) -> tuple[str, str]:
             return self.broken_by(finding).id, _site(finding)
 
-        ordered = sorted(findings, key=key)
+        ordered = sorted(causes, key=key)
         return tuple(
             self._violation(next(each), origin) for _, each in groupby(ordered, key)
         )
@@ -78,16 +101,41 @@ def _site(finding: Finding) -> str:
     return f"{finding.kernel}: {finding.tensor}"
 
 
-def raised_violation(law: Invariant, raised: Raised, origin: Origin) -> Violation:
-    """What escaped the tree where nothing may."""
-    return Violation(
-        invariant=law.id,
-        target=law.target,
+def settled(
+    seen: Seen,
+    *,
+    raises: Invariant,
+    origin: Origin,
+    skipped: str = "",
+    labels: frozenset[str] = frozenset(),
+) -> Judgement | None:
+    """What a case comes to whose accesses need no judging, None for any other.
+
+    Args:
+        seen: What became of it.
+        raises: The law that nothing escapes the tree.
+        origin: Of the case.
+        skipped: Why nothing ran, "" when it did.
+        labels: Of the case, also where something was raised.
+    """
+    skipped = skipped or undecided_reason(seen.findings, seen.undecided)
+    if skipped:
+        return Judgement(
+            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
+        )
+    if seen.raised is None:
+        return None
+    violation = Violation(
+        invariant=raises.id,
+        target=raises.target,
         origin=origin,
-        site=raised.site,
-        message=f"{raised.type}: {raised.message}",
+        site=seen.raised.site,
+        message=f"{seen.raised.type}: {seen.raised.message}",
         evidence={},
-        exception=raised.type,
+        exception=seen.raised.type,
+    )
+    return Judgement(
+        judged=frozenset({raises.id}), violations=(violation,), labels=labels
     )
 
 

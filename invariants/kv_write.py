@@ -7,7 +7,7 @@ a plain model as well: a row for each slot, as the step's tensors have it.
 from dataclasses import dataclass
 from typing import Literal
 
-from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.kv_write_case import KERNELS, PADDING_SLOT, Case
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
@@ -150,20 +150,11 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one launch; contents are judged where every access was right."""
-    skipped = observation.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=observation.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        violation = raised_violation(RAISES, observation.raised, case.origin)
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(violation,),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, STORES.id, RAISES.id}
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if case.compared and not observation.findings:

@@ -7,7 +7,7 @@ of logits, is compared with plain counts and float64.
 from dataclasses import dataclass
 from typing import Literal
 
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.penalised_logits import changed
@@ -156,19 +156,10 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one step."""
-    skipped = undecided_reason(observation.findings, observation.undecided)
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
     labels = _labels(case, observation)
-    if observation.raised is not None:
-        raised = observation.raised
-        message = f"{raised.type}: {raised.message}"
-        violation = _violation(case, RAISES, raised.site, message, raised.type)
-        return Judgement(
-            judged=frozenset({RAISES.id}), violations=(violation,), labels=labels
-        )
+    early = settled(observation, raises=RAISES, origin=case.origin, labels=labels)
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, STORES.id, RAISES.id}
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if not observation.findings:

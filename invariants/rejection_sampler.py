@@ -7,7 +7,7 @@ in float64 (`invariants.rejection_rows`), given the random numbers that were use
 from dataclasses import dataclass
 from typing import Literal
 
-from invariants.kernel_laws import KernelLaws, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Raised, Violation
 from invariants.rejection_case import Case
@@ -195,31 +195,13 @@ class Observation:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one step; tokens are judged where every access was right."""
-    skipped = observation.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=observation.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        raised = observation.raised
-        violation = Violation(
-            invariant=RAISES.id,
-            target=TARGET,
-            origin=case.origin,
-            site=raised.site,
-            message=f"{raised.type}: {raised.message}",
-            evidence={},
-            exception=raised.type,
-        )
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(violation,),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     judged = {EXACT.id, OWNED.id, STORES.id, SCRATCH.id, RAISES.id}
-    violations = _ACCESSES.violations(_causes(observation.findings), origin=case.origin)
+    violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if not case.far and not observation.findings:
         judged.add(VOCABULARY.id)
         judged |= {GREEDY.id} if any(case.greedy) else set()
@@ -231,16 +213,6 @@ def judge(case: Case, observation: Observation) -> Judgement:
         violations=violations,
         labels=_labels(case, observation),
     )
-
-
-def _causes(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Without scratch that was never written, where another access was wrong.
-
-    What depends on a wrong access is unknown and lands nowhere, so that the kernels
-    after it find scratch as it was.
-    """
-    others = tuple(each for each in findings if each.kind != "never written")
-    return others or findings
 
 
 def _tokens(case: Case, observation: Observation) -> list[Violation]:

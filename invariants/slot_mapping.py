@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from invariants.kernel_laws import KernelLaws, raised_violation, undecided_reason
+from invariants.kernel_laws import KernelLaws, settled
 from invariants.memory.findings import Finding, Undecided
 from invariants.model import Invariant, Judgement, Origin, Raised, Violation
 from invariants.table_case import (
@@ -217,19 +217,11 @@ def expected_slots(case: Case) -> tuple[tuple[int, ...], ...]:
 
 def judge(case: Case, observation: Observation) -> Judgement:
     """Check one step; slots are judged where every access was right."""
-    skipped = observation.skipped or undecided_reason(
-        observation.findings, observation.undecided
+    early = settled(
+        observation, raises=RAISES, origin=case.origin, skipped=observation.skipped
     )
-    if skipped:
-        return Judgement(
-            judged=frozenset(), violations=(), labels=frozenset(), skipped=skipped
-        )
-    if observation.raised is not None:
-        return Judgement(
-            judged=frozenset({RAISES.id}),
-            violations=(raised_violation(RAISES, observation.raised, case.origin),),
-            labels=frozenset(),
-        )
+    if early is not None:
+        return early
     judged = {ACCESS.id, STORES.id, RAISES.id}
     violations = _ACCESSES.violations(observation.findings, origin=case.origin)
     if not observation.findings:
