@@ -163,8 +163,13 @@ class Watcher(threading.Thread):
                     self._read()
                     live.update(self._screen(), refresh=True)
         else:
-            while not self._done.wait(LINE_S):
+            # Rates are of when events came: they are read as often as on a terminal.
+            told = time.monotonic()
+            while not self._done.wait(REDRAW_S):
                 self._read()
+                if time.monotonic() - told < LINE_S:
+                    continue
+                told = time.monotonic()
                 if line := self._line():
                     self._console.print(line, highlight=False, soft_wrap=True)
 
