@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fuzz.boot import DEFAULT_ENVIRONMENT, FIXED_ENVIRONMENT
+from fuzz.boot import DEFAULT_ENVIRONMENT, FIXED_ENVIRONMENT, absent_backend
 
 # Copies of a storage live on the host and on the card.
 STORAGE_BYTES_MAX = 1 << 30
@@ -26,25 +26,10 @@ def prepare() -> None:
     for name, value in (FIXED_ENVIRONMENT | DEFAULT_ENVIRONMENT).items():
         if name not in hidden:
             os.environ[name] = value
-    from triton.backends import Backend, backends
-    from triton.backends.compiler import BaseBackend
-
-    class InactiveDriver:
-        """A driver that is not there."""
-
-        @staticmethod
-        def is_active() -> bool:
-            return False
-
-    class NoTarget(BaseBackend):  # type: ignore[misc]
-        """A compiler for no target at all."""
-
-        @staticmethod
-        def supports_target(_target: Any) -> bool:
-            return False
+    from triton.backends import backends
 
     # Releases from 0.24 on want a backend of this name when their version says `cpu`.
-    backends.setdefault("cpu", Backend(compiler=NoTarget, driver=InactiveDriver))
+    backends.setdefault("cpu", absent_backend())
 
 
 class NotOnThisCardError(Exception):

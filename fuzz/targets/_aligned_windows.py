@@ -8,10 +8,10 @@ The CUDA branch runs by a tensor that calls itself CUDA; what runs its kernel is
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
+from fuzz.targets._cuda_view import as_cuda
 from fuzz.targets._escaped import tree_raised
 from fuzz.targets._mamba_engine import (
     AllocationFailed,
@@ -174,7 +174,7 @@ def _window(
     utils = _backend_utils()
     running: AbstractContextManager[None] = nullcontext()
     if case.branch == "triton":
-        table, seq_lens = _as_cuda(table), _as_cuda(seq_lens)
+        table, seq_lens = as_cuda(table), as_cuda(seq_lens)
         running = kernels.window(utils, (table, seq_lens))
     with running:
         window: torch.Tensor = utils.mamba_get_block_table_tensor(
@@ -186,23 +186,6 @@ def _window(
 def _rows(result: "torch.Tensor") -> tuple[tuple[int, ...], ...]:
     """Contents of a matrix; () for another shape, which the observation tells."""
     return tuple(map(tuple, result.tolist())) if result.dim() == 2 else ()
-
-
-def _as_cuda(tensor: "torch.Tensor") -> "torch.Tensor":
-    """The same memory as a tensor that says it is on a CUDA device."""
-    return tensor.as_subclass(_cuda_view())
-
-
-@cache
-def _cuda_view() -> "type[torch.Tensor]":
-    import torch
-
-    class CudaView(torch.Tensor):
-        """A CPU tensor for code that asks `is_cuda` to choose its branch."""
-
-        is_cuda = True
-
-    return CudaView
 
 
 def _mamba_spec(case: Case) -> Any:

@@ -96,21 +96,6 @@ def as_defined(module: Any, function: str) -> Any:
     return defined[function]
 
 
-@cache
-def _cuda_view() -> type[torch.Tensor]:
-    class CudaView(torch.Tensor):
-        """A CPU tensor for code that asks `is_cuda` to choose its branch."""
-
-        is_cuda = True
-
-    return CudaView
-
-
-def as_cuda(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as a tensor that says it is on a CUDA device."""
-    return tensor.as_subclass(_cuda_view())
-
-
 def ints(values: Iterable[int]) -> torch.Tensor:
     """``[values]`` int32."""
     return torch.tensor(list(values), dtype=torch.int32)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from fuzz.targets._cuda_view import as_cuda
 from fuzz.targets._real_launch import (
     RealLaunch,
-    as_cuda,
     blocks_at_top,
     imported,
     ints,

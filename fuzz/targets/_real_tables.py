@@ -8,11 +8,11 @@ from unittest import mock
 
 import torch
 
+from fuzz.targets._cuda_view import as_cuda
 from fuzz.targets._real_launch import (
     STALE,
     RealLaunch,
     accepted,
-    as_cuda,
     blocks_at_top,
     imported,
     ints,

@@ -14,13 +14,14 @@ from contextlib import contextmanager
 
 import torch
 
+from fuzz.targets._virtual import NO_RESERVE
+
 # An i32 product reaches at most 2**31 elements below its base, an unsigned one 2**32
 # above it; elements here have at most 4 bytes (float32 scales).
 GUARD_BYTES = 4 << 32
 # All bits set is NaN in float32, float16, bfloat16 and both fp8 formats.
 POISON = 0xFF
 
-_MAP_NORESERVE = 0x4000  # Linux; Python's mmap module names it from 3.13 on
 _NO_ACCESS = 0
 
 
@@ -81,7 +82,7 @@ def sparse_pool(size_bytes: int) -> Iterator[SparsePool]:
     inner = -(-size_bytes // page) * page
     total = inner + 2 * GUARD_BYTES
     libc = _libc()
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
     start = libc.mmap(None, total, _NO_ACCESS, flags, -1, 0)
     if start in (None, ctypes.c_void_p(-1).value):
         raise OSError(ctypes.get_errno(), f"mmap of {total} bytes without access")

@@ -2796,6 +2796,28 @@ def _describe_missing_gpu() -> None:
         torch.cuda.get_device_capability = lambda device=None: (9, 0)  # noqa: ARG005
 
 
+def absent_backend() -> Any:
+    """A Triton backend that compiles for no target and whose driver is not there."""
+    from triton.backends import Backend
+    from triton.backends.compiler import BaseBackend
+
+    class InactiveDriver:
+        """A driver that is not there."""
+
+        @staticmethod
+        def is_active() -> bool:
+            return False
+
+    class NoTarget(BaseBackend):  # type: ignore[misc]
+        """A compiler for no target at all."""
+
+        @staticmethod
+        def supports_target(_target: Any) -> bool:
+            return False
+
+    return Backend(compiler=NoTarget, driver=InactiveDriver)
+
+
 def _install_stub_driver() -> None:
     """Give Triton exactly one active driver, of a GPU that nobody has.
 
@@ -2806,7 +2828,7 @@ def _install_stub_driver() -> None:
     import torch
     import triton
     from triton.backends import Backend, backends
-    from triton.backends.compiler import BaseBackend, GPUTarget
+    from triton.backends.compiler import GPUTarget
 
     class DeviceProperties:
         """Bytes of shared memory of the described GPU (CUDA, capability 9.0)."""
@@ -2845,26 +2867,13 @@ def _install_stub_driver() -> None:
             # Timings mean nothing here: all alike, the first configuration wins.
             return lambda _call, quantiles=(0.5, 0.2, 0.8), **_: [1.0] * len(quantiles)
 
-    class InactiveDriver:
-        """A driver that is not there."""
-
-        @staticmethod
-        def is_active() -> bool:
-            return False
-
-    class NoTarget(BaseBackend):  # type: ignore[misc]
-        """A compiler for no target at all."""
-
-        @staticmethod
-        def supports_target(_target: Any) -> bool:
-            return False
-
+    absent = absent_backend()
     for name, backend in list(backends.items()):
-        backends[name] = Backend(compiler=backend.compiler, driver=InactiveDriver)
+        backends[name] = Backend(compiler=backend.compiler, driver=absent.driver)
     backends["nvidia"] = Backend(
         compiler=backends["nvidia"].compiler, driver=StubDriver
     )
-    backends.setdefault("cpu", Backend(compiler=NoTarget, driver=InactiveDriver))
+    backends.setdefault("cpu", absent)
     triton.runtime.driver.set_active(StubDriver())
 
 
